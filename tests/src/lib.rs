@@ -1,0 +1,2 @@
+//! Helpers shared by the tests across the WASTE tools.
+#![forbid(unsafe_code)]

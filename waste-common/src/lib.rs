@@ -1,0 +1,17 @@
+//! What every WASTE tool agrees on: the container format, the quantisation codecs, the memory plan, the
+//! machine, aligned cache-bypassing I/O and the manners of a command line.
+//!
+//! Nothing outside [`cli`] knows a command line. Every error type says which [`Exit`](error::Exit) it means.
+
+pub mod checkpoint;
+pub mod cli;
+pub mod config;
+pub mod container;
+pub mod error;
+pub mod files;
+pub mod io;
+pub mod json;
+pub mod machine;
+pub mod plan;
+pub mod quant;
+pub mod tensors;

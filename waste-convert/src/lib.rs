@@ -1,0 +1,2 @@
+//! Turns a safetensors checkpoint into a .waste container.
+#![forbid(unsafe_code)]

@@ -1,0 +1,1 @@
+//! The WASTE model engine.

@@ -1,0 +1,2 @@
+//! Plans the memory a model needs on a machine.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! Runs a model: text, evaluation, perplexity, tokens.
+#![forbid(unsafe_code)]

@@ -1,0 +1,4 @@
+//! Runs a model: text, evaluation, perplexity, tokens.
+#![forbid(unsafe_code)]
+
+fn main() {}

@@ -1,0 +1,2 @@
+//! Tells whether a .waste container is sound, and where it is not.
+#![forbid(unsafe_code)]
