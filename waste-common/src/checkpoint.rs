@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::config::ModelConfig;
 use crate::error::{Coded, Exit};
-use crate::io::{IoError, PlainFile};
+use crate::io::{ReadError, PlainFile};
 use crate::json::{self, INDEX_BYTES_MAX, JsonError, MANIFEST_BYTES_MAX};
 use crate::quant::{half, mxfp4};
 use crate::tensors::{self, ExpertKind};
@@ -29,7 +29,7 @@ pub enum CheckpointError {
     #[error(transparent)]
     Json(#[from] JsonError),
     #[error(transparent)]
-    Io(#[from] IoError),
+    Read(#[from] ReadError),
     #[error("{} holds neither {INDEX_FILE} nor {SINGLE_FILE}", dir.display())]
     NoWeights { dir: PathBuf },
     #[error("{}: {problem}", path.display())]
@@ -46,7 +46,7 @@ impl Coded for CheckpointError {
     fn exit(&self) -> Exit {
         match self {
             CheckpointError::Json(error) => error.exit(),
-            CheckpointError::Io(error) => error.exit(),
+            CheckpointError::Read(error) => error.exit(),
             _ => Exit::Data,
         }
     }
@@ -54,7 +54,7 @@ impl Coded for CheckpointError {
     fn code(&self) -> &'static str {
         match self {
             CheckpointError::Json(error) => error.code(),
-            CheckpointError::Io(error) => error.code(),
+            CheckpointError::Read(error) => error.code(),
             CheckpointError::MissingTensor { .. } => "missing_tensor",
             _ => "invalid_checkpoint",
         }
@@ -225,14 +225,18 @@ impl Checkpoint {
             return self.read_f32(&name);
         }
         let scale = format!("{base}.weight_scale");
-        if cols % mxfp4::GROUP != 0 {
-            let problem = format!("{cols} columns are no multiple of MXFP4's group of {}", mxfp4::GROUP);
+        if cols % mxfp4::BLOCK != 0 {
+            let problem = format!("{cols} columns are no multiple of MXFP4's group of {}", mxfp4::BLOCK);
             return Err(self.tensor_error(&packed, problem));
         }
         self.demand_shape(&packed, &[rows, cols / 2], Some(Dtype::U8))?;
-        self.demand_shape(&scale, &[rows, cols / mxfp4::GROUP], Some(Dtype::U8))?;
+        self.demand_shape(&scale, &[rows, cols / mxfp4::BLOCK], Some(Dtype::U8))?;
         let mut values = vec![0.0; rows * cols];
-        mxfp4::decode(&self.read_bytes(&packed)?, &self.read_bytes(&scale)?, &mut values);
+        let (codes, scales) = (self.read_bytes(&packed)?, self.read_bytes(&scale)?);
+        let rows = codes.chunks_exact(mxfp4::row_bytes(cols)).zip(scales.chunks_exact(mxfp4::row_scales(cols)));
+        for (out, (codes, scales)) in values.chunks_exact_mut(cols).zip(rows) {
+            mxfp4::decode_row(codes, scales, out);
+        }
         if values.iter().any(|value| !value.is_finite()) {
             return Err(self.tensor_error(&scale, "it decodes to values that are not finite".to_owned()));
         }
@@ -321,8 +325,8 @@ fn read_index(path: &Path) -> Result<Index, CheckpointError> {
         .map_err(|source| JsonError::Syntax { path: path.to_owned(), source })?;
     let fail = |problem| CheckpointError::Index { path: path.to_owned(), problem };
     for name in &index.weight_map.shards {
-        if !crate::container::is_plain_file_name(name) {
-            return Err(fail(format!("the shard name {name:?} is not a plain file name")));
+        if let Err(problem) = crate::container::check_file_name(name) {
+            return Err(fail(format!("the shard name {name:?} is refused: {problem}")));
         }
     }
     if index.weight_map.tensors.is_empty() {

@@ -1,1 +1,14 @@
-//! The WASTE model engine.
+//! The WASTE model engine: opens a container (or, for reference, a checkpoint), streams experts past a bounded
+//! cache, and computes Kimi-Linear and Kimi K3.
+
+pub mod compute;
+pub mod error;
+pub mod experts;
+pub mod kernels;
+pub mod layers;
+pub mod matrix;
+pub mod model;
+pub mod weights;
+
+pub use error::EngineError;
+pub use model::{Engine, EngineOptions, LayerState, Session, Trace, Wanted, open_source};

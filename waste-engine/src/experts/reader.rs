@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 
-use waste_common::io::AlignedBuf;
+use waste_common::io::{AlignedBuf, OutOfMemory};
 
 use super::cache::{Cache, Demand, ExpertId, Phase, Slot};
 use super::source::ExpertSource;
@@ -144,9 +144,11 @@ impl ExpertStore {
         let slots = options.slots.max(1);
         let record = source.record_bytes();
         let experts: Vec<usize> = source.experts().to_vec();
+        let buffers: Result<_, OutOfMemory> =
+            (0..slots).map(|_| AlignedBuf::zeroed(record).map(RwLock::new)).collect();
         let shared = Arc::new(Shared {
             source,
-            slots: (0..slots).map(|_| RwLock::new(AlignedBuf::zeroed(record))).collect(),
+            slots: buffers?,
             state: Mutex::new(State {
                 cache: Cache::new(slots, &experts),
                 demanded: VecDeque::with_capacity(slots),
@@ -211,18 +213,24 @@ impl ExpertStore {
     }
 
     /// Demands experts and hands each to `use_expert` with its position in `ids`, in the order in which they
-    /// arrive. At most half of the slots are in flight at a time. Stops at the first failure.
+    /// arrive; `issued` runs once, when the first reads are on their way. At most half of the slots are in flight
+    /// at a time. Stops at the first failure.
     pub fn for_each(
         &self,
         ids: &[ExpertId],
+        issued: impl FnOnce(),
         mut use_expert: impl FnMut(usize, &[u8]) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let window = (self.slots() / 2).max(1);
         let mut pending = Pending { store: self, demands: Vec::with_capacity(window.min(ids.len())) };
         let mut next = 0;
+        let mut issued = Some(issued);
         loop {
             while next < ids.len() && pending.demands.len() < window && pending.demand(next, ids[next]) {
                 next += 1;
+            }
+            if let Some(issued) = issued.take() {
+                issued();
             }
             match pending.take()? {
                 Some((position, expert)) => use_expert(position, expert.bytes())?,

@@ -93,7 +93,7 @@ kernel_table! {
     /// Rows of a VQ matrix by table look-up; see [`portable::vq_rows`].
     vq_rows: fn(indices: &[u8], shape: portable::VqShape, scales: &[u8], tables: &[f32], out: &mut [f32]);
     /// Rows of a VQ matrix decoded to f32; see [`portable::vq_expand`].
-    vq_expand: fn(indices: &[u8], shape: portable::VqShape, scales: &[u8], codebooks: &[f32], out: &mut [f32]);
+    vq_expand: fn(block: &[u8], shape: portable::VqShape, first: usize, scales: &[u8], codebooks: &[f32], out: &mut [f32]);
 }
 
 impl Kernels {

@@ -430,29 +430,26 @@ fn rows_by_table(shape: VqShape, indices: &[u8], scales: &[u8], tables: &[f32], 
     }
 }
 
-/// Decodes row blocks to f32: `out[r, 8v..8v+8] = scale[r] · Σ_s codebook[s][index[r, v, s]]`.
+/// Decodes rows `first ..` of one block of 64 to f32: `out[r, 8v..8v+8] = scale[r] · Σ_s codebook[s][index[r, v, s]]`.
 ///
-/// `codebooks` is [stages, entries, 8]; `indices` and `scales` as in [`vq_rows`]; `out` is [rows, 8 · vectors].
+/// `codebooks` is [stages, entries, 8]; `block` one block's indices; `scales` and `out` ([rows, 8 · vectors]) begin
+/// with row `first`.
 #[inline(always)]
-pub fn vq_expand(indices: &[u8], shape: VqShape, scales: &[u8], codebooks: &[f32], out: &mut [f32]) {
+pub fn vq_expand(block: &[u8], shape: VqShape, first: usize, scales: &[u8], codebooks: &[f32], out: &mut [f32]) {
     let (cols, bytes) = (shape.vectors * VQ_DIM, shape.index_bytes());
-    let blocks = indices.chunks_exact(shape.block_bytes());
-    let rows = out.chunks_mut(VQ_BLOCK * cols).zip(scales.chunks(2 * VQ_BLOCK));
-    for ((out, scales), block) in rows.zip(blocks) {
-        for (r, (row, scale)) in out.chunks_exact_mut(cols).zip(scales.chunks_exact(2)).enumerate() {
-            let scale = f16_to_f32(u16::from_le_bytes([scale[0], scale[1]]));
-            for (v, out) in row.chunks_exact_mut(VQ_DIM).enumerate() {
-                let indices = shape.indices(&block[(v * VQ_BLOCK + r) * bytes..][..bytes]);
-                let mut sum = [0.0f32; VQ_DIM];
-                for s in 0..shape.stages {
-                    let entry = &codebooks[(s * shape.entries + indices[s]) * VQ_DIM..][..VQ_DIM];
-                    for d in 0..VQ_DIM {
-                        sum[d] += entry[d];
-                    }
-                }
+    for (r, (row, scale)) in out.chunks_exact_mut(cols).zip(scales.chunks_exact(2)).enumerate() {
+        let scale = f16_to_f32(u16::from_le_bytes([scale[0], scale[1]]));
+        for (v, out) in row.chunks_exact_mut(VQ_DIM).enumerate() {
+            let indices = shape.indices(&block[(v * VQ_BLOCK + first + r) * bytes..][..bytes]);
+            let mut sum = [0.0f32; VQ_DIM];
+            for s in 0..shape.stages {
+                let entry = &codebooks[(s * shape.entries + indices[s]) * VQ_DIM..][..VQ_DIM];
                 for d in 0..VQ_DIM {
-                    out[d] = scale * sum[d];
+                    sum[d] += entry[d];
                 }
+            }
+            for d in 0..VQ_DIM {
+                out[d] = scale * sum[d];
             }
         }
     }

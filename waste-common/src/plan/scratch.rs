@@ -1,0 +1,208 @@
+//! Every buffer the engine works in, by name. The engine allocates exactly these, so the plan counts them exactly.
+
+use crate::config::{Mixer, ModelConfig};
+
+/// What the size of the working buffers depends on, besides the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScratchOptions {
+    /// Tokens of a prefill chunk.
+    pub chunk: usize,
+    /// Context length.
+    pub ctx: usize,
+    /// Compute threads.
+    pub threads: usize,
+    /// How the experts are stored.
+    pub experts: ExpertStorage,
+}
+
+/// How routed experts are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertStorage {
+    /// f32 matrices (a checkpoint opened directly).
+    Dense,
+    /// Vector quantised.
+    Vq {
+        /// Codebooks summed for a vector.
+        stages: usize,
+        /// Entries an index can name: 256, or 64 for six-bit indices.
+        entries: usize,
+    },
+}
+
+/// Rows of an expert that are expanded to f32 at a time.
+pub const TILE_ROWS: usize = 8;
+/// Rows of a block of VQ indices.
+pub const BLOCK_ROWS: usize = 64;
+/// Positions whose logits are computed at a time.
+pub const LOGIT_ROWS: usize = 8;
+
+/// Numbers of f32 elements of all working buffers. T = tokens of a chunk, h = hidden size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scratch {
+    /// [T, h] four times: the stream, its mix, the normed input, a sublayer's output.
+    pub stream: usize,
+    /// [stored blocks, T, h] of attention residuals.
+    pub blocks: usize,
+    /// The largest of what a mixer or an FFN works in.
+    pub stage: usize,
+    /// [T, experts] router scores, twice, and [T, top-k] weights.
+    pub router: usize,
+    /// Tables of partial dot products: gate, up, and one down.
+    pub tables: usize,
+    /// [threads, `TILE_ROWS`, columns] of expanded expert rows.
+    pub tiles: usize,
+    /// [`LOGIT_ROWS`, vocabulary].
+    pub logits: usize,
+    /// Codebooks of all layers, decoded, twice: by entry and by dimension.
+    pub codebooks: usize,
+}
+
+impl Scratch {
+    /// Sizes for a model.
+    pub fn of(config: &ModelConfig, options: &ScratchOptions) -> Self {
+        let (t, hidden) = (options.chunk, config.hidden);
+        let blocks = config.attn_res_block.map_or(0, |block| config.layers().div_ceil(block));
+        let mut scratch = Scratch {
+            stream: 4 * t * hidden,
+            blocks: blocks * t * hidden,
+            stage: 0,
+            router: 0,
+            tables: 0,
+            tiles: 0,
+            logits: LOGIT_ROWS * config.vocab,
+            codebooks: 0,
+        };
+        let stage = |scratch: &mut Scratch, elements| scratch.stage = scratch.stage.max(elements);
+        if config.count(Mixer::Kda) > 0 {
+            stage(&mut scratch, KdaBuffers::of(config, t).total());
+        }
+        if config.count(Mixer::Mla) > 0 {
+            stage(&mut scratch, MlaBuffers::of(config, t, options.ctx, options.threads).total());
+        }
+        if (0..config.layers()).any(|layer| config.moe_of(layer).is_none()) {
+            stage(&mut scratch, 2 * t * config.dense_intermediate);
+        }
+        if let Some(moe) = &config.moe {
+            stage(&mut scratch, MoeBuffers::of(config, t).total());
+            scratch.router = t * (2 * moe.experts + 2 * moe.top_k) + moe.experts;
+            if let ExpertStorage::Vq { stages, entries } = options.experts {
+                let table = |columns: usize| columns / 8 * stages * entries;
+                scratch.tables = 2 * table(moe.input) + table(moe.intermediate);
+                scratch.tiles = options.threads * TILE_ROWS * moe.input.max(moe.intermediate);
+                scratch.codebooks = 2 * config.moe_layers().count() * 3 * stages * entries * 8;
+            }
+        }
+        scratch
+    }
+
+    /// Bytes of all buffers.
+    pub fn bytes(&self) -> u64 {
+        let Scratch { stream, blocks, stage, router, tables, tiles, logits, codebooks } = self;
+        let elements = [stream, blocks, stage, router, tables, tiles, logits, codebooks];
+        4 * elements.iter().map(|&&n| n as u64).sum::<u64>()
+    }
+}
+
+/// Elements of a KDA layer's buffers, in the order in which they stand in the stage buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KdaBuffers {
+    /// [T, heads · dim] each of q, k, v, decay, gate, and raw projections or head outputs.
+    pub wide: usize,
+    /// [T, dim] of a low-rank projection.
+    pub low_rank: usize,
+    /// [T, heads] of beta.
+    pub beta: usize,
+}
+
+impl KdaBuffers {
+    /// Sizes for a chunk of `t` tokens.
+    pub fn of(config: &ModelConfig, t: usize) -> Self {
+        KdaBuffers {
+            wide: t * config.kda.width(),
+            low_rank: t * config.kda.dim,
+            beta: t * config.kda.heads,
+        }
+    }
+
+    /// Elements of all of them.
+    pub fn total(&self) -> usize {
+        6 * self.wide + self.low_rank + self.beta
+    }
+}
+
+/// Elements of an MLA layer's buffers, in the order in which they stand in the stage buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MlaBuffers {
+    /// [T, heads · (nope + rope)] queries.
+    pub queries: usize,
+    /// [T, q_lora] twice: the query's bottleneck and its norm.
+    pub bottleneck: usize,
+    /// [T, kv_lora + rope] raw latents.
+    pub latents: usize,
+    /// [T, heads · value] three times: by head, by token, and the gate.
+    pub outputs: usize,
+    /// One thread's share: a head's key or value rows, an absorbed query, a mixed latent, scores.
+    pub per_thread: usize,
+    /// Threads.
+    pub threads: usize,
+}
+
+impl MlaBuffers {
+    /// Sizes for a chunk of `t` tokens.
+    pub fn of(config: &ModelConfig, t: usize, ctx: usize, threads: usize) -> Self {
+        let mla = &config.mla;
+        MlaBuffers {
+            queries: t * mla.heads * (mla.nope + mla.rope),
+            bottleneck: t * mla.q_lora.unwrap_or(0),
+            latents: t * mla.cached(),
+            outputs: t * mla.heads * mla.value,
+            per_thread: mla.nope * mla.kv_lora + mla.cached() + mla.kv_lora + ctx,
+            threads,
+        }
+    }
+
+    /// Elements of all of them.
+    pub fn total(&self) -> usize {
+        self.queries
+            + 2 * self.bottleneck
+            + self.latents
+            + 3 * self.outputs
+            + self.threads * self.per_thread
+    }
+}
+
+/// Elements of an MoE layer's buffers, in the order in which they stand in the stage buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoeBuffers {
+    /// [T, input] three times: the latent, an expert's gathered inputs, the weighted sum.
+    pub inputs: usize,
+    /// [T, top-k, input] of expert outputs, summed in rank order.
+    pub outputs: usize,
+    /// [T, intermediate in whole blocks] three times: gate, up, and the activation by token.
+    pub inner: usize,
+    /// [T, input in whole blocks] of one expert's output.
+    pub down: usize,
+    /// [T, shared width] twice.
+    pub shared: usize,
+}
+
+impl MoeBuffers {
+    /// Sizes for a chunk of `t` tokens; nothing without experts.
+    pub fn of(config: &ModelConfig, t: usize) -> Self {
+        let Some(moe) = &config.moe else {
+            return MoeBuffers { inputs: 0, outputs: 0, inner: 0, down: 0, shared: 0 };
+        };
+        MoeBuffers {
+            inputs: t * moe.input,
+            outputs: t * moe.top_k * moe.input,
+            inner: t * moe.intermediate.next_multiple_of(BLOCK_ROWS),
+            down: t * moe.input.next_multiple_of(BLOCK_ROWS),
+            shared: t * moe.shared * moe.intermediate,
+        }
+    }
+
+    /// Elements of all of them.
+    pub fn total(&self) -> usize {
+        3 * self.inputs + self.outputs + 3 * self.inner + self.down + 2 * self.shared
+    }
+}

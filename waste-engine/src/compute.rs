@@ -1,0 +1,95 @@
+//! The threads and the kernels a model computes with.
+
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::error::EngineError;
+use crate::kernels::Kernels;
+
+/// Kernels and a pool of threads of its own. Work is split by output rows or heads, never inside a sum, so results
+/// do not depend on the number of threads.
+pub struct Compute {
+    /// The instruction set's kernels.
+    pub kernels: &'static Kernels,
+    pool: ThreadPool,
+}
+
+impl Compute {
+    /// A pool of `threads` threads, bound to `cpus` if they are given (Linux only).
+    pub fn new(kernels: &'static Kernels, threads: usize, cpus: Option<&[usize]>) -> Result<Self, EngineError> {
+        let mut builder = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("waste-compute-{i}"));
+        if let Some(cpus) = cpus {
+            let cpus = check_cpus(cpus)?;
+            builder = builder.start_handler(move |i| bind(cpus[i % cpus.len()]));
+        }
+        let pool = builder.build().map_err(|error| EngineError::Thread {
+            what: "the compute threads",
+            source: std::io::Error::other(error),
+        })?;
+        Ok(Compute { kernels, pool })
+    }
+
+    /// Number of threads.
+    pub fn threads(&self) -> usize {
+        self.pool.current_num_threads()
+    }
+
+    /// Runs a whole computation inside the pool, so that its parallel parts need no hand-over.
+    pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.pool.install(work)
+    }
+
+    /// Elements one task gets so that all threads have a few tasks each, in multiples of `unit`.
+    pub fn share(&self, elements: usize, unit: usize) -> usize {
+        let tasks = if self.threads() == 1 { 1 } else { 4 * self.threads() };
+        elements.div_ceil(unit * tasks).max(1) * unit
+    }
+
+    /// Calls `work(first row, rows)` on disjoint shares of `out`, one element a row.
+    pub fn rows(&self, out: &mut [f32], unit: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
+        let share = self.share(out.len(), unit);
+        if share >= out.len() {
+            return work(0, out);
+        }
+        out.par_chunks_mut(share).enumerate().for_each(|(i, out)| work(i * share, out));
+    }
+
+    /// Calls `work(token, row of out)` for every row of `[tokens, width]`, in parallel.
+    pub fn tokens(&self, out: &mut [f32], width: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
+        if out.len() == width {
+            return work(0, out);
+        }
+        out.par_chunks_mut(width).enumerate().for_each(|(t, row)| work(t, row));
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn check_cpus(cpus: &[usize]) -> Result<Vec<usize>, EngineError> {
+    use rustix::thread::{CpuSet, sched_getaffinity};
+
+    let refuse = |why: String| EngineError::Option { what: "--cpus", why };
+    let allowed = sched_getaffinity(None).map_err(|error| refuse(error.to_string()))?;
+    if cpus.is_empty() {
+        return Err(refuse("names no CPU".to_owned()));
+    }
+    match cpus.iter().find(|&&cpu| cpu >= CpuSet::MAX_CPU || !allowed.is_set(cpu)) {
+        Some(cpu) => Err(refuse(format!("CPU {cpu} does not exist or is not allowed to this process"))),
+        None => Ok(cpus.to_vec()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn check_cpus(_: &[usize]) -> Result<Vec<usize>, EngineError> {
+    Err(EngineError::Option { what: "--cpus", why: "this system cannot bind threads to CPUs".to_owned() })
+}
+
+#[cfg(target_os = "linux")]
+fn bind(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    // The CPU was allowed when it was checked; if it has gone since, the thread runs where it may.
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn bind(_: usize) {}

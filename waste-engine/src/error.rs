@@ -1,0 +1,100 @@
+//! What can go wrong in the engine.
+
+use std::path::PathBuf;
+
+use serde_json::{Map, Value};
+use waste_common::checkpoint::CheckpointError;
+use waste_common::config::ConfigError;
+use waste_common::container::ContainerError;
+use waste_common::error::{Coded, Exit};
+use waste_common::io::{OutOfMemory, ReadError};
+
+/// An engine error.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum EngineError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Container(#[from] ContainerError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error(transparent)]
+    Memory(#[from] OutOfMemory),
+    #[error("{} is neither a container (manifest.json) nor a checkpoint (config.json and safetensors)", path.display())]
+    NotAModel { path: PathBuf },
+    #[error("the kernel set `{name}` cannot be used: {why}")]
+    Kernels { name: String, why: String },
+    #[error("tensor `{name}` has shape {found:?}; the configuration needs {expected:?}")]
+    Shape { name: String, found: Vec<usize>, expected: Vec<usize> },
+    #[error("{what}: {why}")]
+    Option { what: &'static str, why: String },
+    #[error("cannot start {what}: {source}")]
+    Thread { what: &'static str, source: std::io::Error },
+    #[error("none of the {slots} expert cache slots could be freed")]
+    NoSlot { slots: usize },
+    #[error("layer {layer}, expert {expert}: {source}")]
+    Expert { layer: usize, expert: usize, source: Box<EngineError> },
+    #[error("the context is full: {position} tokens are in it, {wanted} more do not fit into {ctx}")]
+    ContextFull { position: usize, wanted: usize, ctx: usize },
+    #[error("token {position} has id {id}; the model's vocabulary has {vocab}")]
+    TokenOutOfRange { position: usize, id: u32, vocab: usize },
+    #[error("the model computed a value that is not finite at position {position}: the weights are damaged (see waste-verify)")]
+    NotFinite { position: usize },
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Coded for EngineError {
+    fn exit(&self) -> Exit {
+        match self {
+            EngineError::Config(error) => error.exit(),
+            EngineError::Container(error) => error.exit(),
+            EngineError::Checkpoint(error) => error.exit(),
+            EngineError::Read(error) => error.exit(),
+            EngineError::Memory(error) => error.exit(),
+            EngineError::Expert { source, .. } => source.exit(),
+            EngineError::Kernels { .. } | EngineError::Option { .. } => Exit::Usage,
+            EngineError::ContextFull { .. } | EngineError::TokenOutOfRange { .. } => Exit::Data,
+            EngineError::NotAModel { .. } | EngineError::Shape { .. } | EngineError::NotFinite { .. } => Exit::Data,
+            EngineError::Thread { .. } | EngineError::NoSlot { .. } => Exit::Internal,
+            EngineError::Interrupted => Exit::Interrupted,
+        }
+    }
+
+    fn code(&self) -> &'static str {
+        match self {
+            EngineError::Config(error) => error.code(),
+            EngineError::Container(error) => error.code(),
+            EngineError::Checkpoint(error) => error.code(),
+            EngineError::Read(error) => error.code(),
+            EngineError::Memory(error) => error.code(),
+            EngineError::Expert { source, .. } => source.code(),
+            EngineError::NotAModel { .. } => "not_a_model",
+            EngineError::Kernels { .. } => "kernels_unavailable",
+            EngineError::Shape { .. } => "wrong_shape",
+            EngineError::Option { .. } => "invalid_option",
+            EngineError::Thread { .. } => "thread_failed",
+            EngineError::NoSlot { .. } => "no_cache_slot",
+            EngineError::ContextFull { .. } => "context_full",
+            EngineError::TokenOutOfRange { .. } => "token_out_of_range",
+            EngineError::NotFinite { .. } => "not_finite",
+            EngineError::Interrupted => "interrupted",
+        }
+    }
+
+    fn fields(&self) -> Map<String, Value> {
+        match self {
+            EngineError::Container(error) => error.fields(),
+            EngineError::Expert { layer, expert, source } => {
+                let mut fields = source.fields();
+                fields.insert("layer".to_owned(), (*layer).into());
+                fields.insert("expert".to_owned(), (*expert).into());
+                fields
+            }
+            _ => Map::new(),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Weight matrices of the trunk, kept in the format in which they are stored.
+
+use waste_common::quant::{half, q3g, q4g, q8g};
+
+use crate::compute::Compute;
+use crate::kernels::Kernels;
+
+/// Rows that stay in the cache while the tokens of a chunk pass over them.
+const TILE_ROWS: usize = 32;
+
+/// A weight matrix [rows, cols].
+pub struct Matrix {
+    /// Output width.
+    pub rows: usize,
+    /// Input width.
+    pub cols: usize,
+    /// The weights.
+    pub data: MatrixData,
+}
+
+/// The formats a matrix can be kept in; row-major.
+pub enum MatrixData {
+    /// f32.
+    F32(Vec<f32>),
+    /// IEEE binary16.
+    F16(Vec<u16>),
+    /// Groups of 128 along the row: payload rows of equal stride, then f16 scales.
+    Quant {
+        /// Bits of a weight.
+        format: QuantFormat,
+        /// Bytes of a row.
+        stride: usize,
+        /// All rows' weights.
+        payload: Vec<u8>,
+        /// All rows' group scales.
+        scales: Vec<u16>,
+    },
+}
+
+/// The trunk's quantised formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuantFormat {
+    /// 8 bits.
+    Q8,
+    /// 4 bits.
+    Q4,
+    /// 3 bits.
+    Q3,
+}
+
+impl Matrix {
+    /// A matrix of f32 weights.
+    pub fn f32(rows: usize, cols: usize, weights: Vec<f32>) -> Self {
+        debug_assert_eq!(weights.len(), rows * cols);
+        Matrix { rows, cols, data: MatrixData::F32(weights) }
+    }
+
+    /// `out[i] = row(first + i) · x` for as many rows as `out` has.
+    pub fn rows_into(&self, kernels: &Kernels, first: usize, x: &[f32], out: &mut [f32]) {
+        let rows = first..first + out.len();
+        match &self.data {
+            MatrixData::F32(w) => {
+                (kernels.rows_f32)(&w[rows.start * self.cols..rows.end * self.cols], x, out);
+            }
+            MatrixData::F16(w) => {
+                (kernels.rows_f16)(&w[rows.start * self.cols..rows.end * self.cols], x, out);
+            }
+            MatrixData::Quant { format, stride, payload, scales } => {
+                let kernel = match format {
+                    QuantFormat::Q8 => kernels.rows_q8,
+                    QuantFormat::Q4 => kernels.rows_q4,
+                    QuantFormat::Q3 => kernels.rows_q3,
+                };
+                let groups = self.cols.div_ceil(128);
+                let payload = &payload[rows.start * stride..rows.end * stride];
+                kernel(payload, &scales[rows.start * groups..rows.end * groups], x, out);
+            }
+        }
+    }
+
+    /// One row, decoded.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+        match &self.data {
+            MatrixData::F32(w) => out.copy_from_slice(&w[row * self.cols..(row + 1) * self.cols]),
+            MatrixData::F16(w) => {
+                for (out, &bits) in out.iter_mut().zip(&w[row * self.cols..]) {
+                    *out = half::f16_to_f32(bits);
+                }
+            }
+            MatrixData::Quant { format, stride, payload, scales } => {
+                let groups = self.cols.div_ceil(128);
+                let payload = &payload[row * stride..(row + 1) * stride];
+                let scales = &scales[row * groups..(row + 1) * groups];
+                match format {
+                    QuantFormat::Q8 => q8g::decode_row(payload, scales, out),
+                    QuantFormat::Q4 => q4g::decode_row(payload, scales, out),
+                    QuantFormat::Q3 => q3g::decode_row(payload, scales, out),
+                }
+            }
+        }
+    }
+
+    /// `out[t] = W · x[t]` for every token; `x` is [tokens, cols], `out` [tokens, rows]. Each element is the same
+    /// dot product whatever the number of tokens or threads.
+    pub fn apply(&self, compute: &Compute, x: &[f32], out: &mut [f32]) {
+        debug_assert_eq!(x.len() / self.cols, out.len() / self.rows);
+        let kernels = compute.kernels;
+        if x.len() == self.cols {
+            return compute.rows(out, 4, |first, out| self.rows_into(kernels, first, x, out));
+        }
+        let tokens = x.len() / self.cols;
+        let share = compute.share(tokens, 1);
+        let work = |first: usize, out: &mut [f32]| {
+            for tile in (0..self.rows).step_by(TILE_ROWS) {
+                let end = (tile + TILE_ROWS).min(self.rows);
+                for (x, out) in x[first * self.cols..].chunks_exact(self.cols).zip(out.chunks_exact_mut(self.rows)) {
+                    self.rows_into(kernels, tile, x, &mut out[tile..end]);
+                }
+            }
+        };
+        compute.tokens(out, share * self.rows, |i, out| work(i * share, out));
+    }
+}

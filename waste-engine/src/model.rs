@@ -1,0 +1,603 @@
+//! The model: layers in order, the state they carry, and the working buffers they share.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use waste_common::checkpoint::Checkpoint;
+use waste_common::config::{Activation, Mixer, ModelConfig};
+use waste_common::container::Container;
+use waste_common::io::Bypass;
+use waste_common::plan::scratch::{
+    ExpertStorage, KdaBuffers, LOGIT_ROWS, MlaBuffers, MoeBuffers, Scratch, ScratchOptions,
+};
+use waste_common::tensors;
+
+use crate::compute::Compute;
+use crate::error::EngineError;
+use crate::experts::source::{BankSource, CheckpointSource, Codebooks, ExpertFormat};
+use crate::experts::{ExpertSource, ExpertStore, ReadStats, StoreOptions};
+use crate::kernels::Kernels;
+use crate::layers::attn_res::{AttnRes, ROWS_MAX};
+use crate::layers::ffn::Ffn;
+use crate::layers::kda::{KdaLayer, KdaState};
+use crate::layers::mla::MlaLayer;
+use crate::layers::moe::{MoeContext, MoeLayer, MoeScratch};
+use crate::matrix::Matrix;
+use crate::weights::{Loader, Source};
+
+/// How a model is opened.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Context length: prompt and generation together.
+    pub ctx: usize,
+    /// Tokens of a prefill chunk.
+    pub chunk: usize,
+    /// Compute threads.
+    pub threads: usize,
+    /// CPUs to bind them to (Linux).
+    pub cpus: Option<Vec<usize>>,
+    /// Expert cache slots.
+    pub cache_slots: usize,
+    /// Reader threads; 0 reads in the compute thread.
+    pub readers: usize,
+    /// Experts of the next layer read ahead; 0 for none.
+    pub lookahead: usize,
+    /// Whether expert reads bypass the page cache.
+    pub bypass: Bypass,
+    /// Whether every record's payload checksum is checked as it is read.
+    pub verify: bool,
+    /// Set from outside to stop at the next chunk or token.
+    pub cancelled: Arc<AtomicBool>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            ctx: 4096,
+            chunk: 256,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            cpus: None,
+            cache_slots: 64,
+            readers: 4,
+            lookahead: 6,
+            bypass: Bypass::On,
+            verify: false,
+            cancelled: Arc::default(),
+        }
+    }
+}
+
+enum MixerLayer {
+    Kda(KdaLayer),
+    Mla(MlaLayer),
+}
+
+enum FfnLayer {
+    Dense(Ffn),
+    Moe(Box<MoeLayer>),
+}
+
+struct Layer {
+    input_norm: Vec<f32>,
+    post_norm: Vec<f32>,
+    attn_res: Option<[AttnRes; 2]>,
+    mixer: MixerLayer,
+    ffn: FfnLayer,
+}
+
+/// An opened model: weights, threads, expert store. Sessions hold all that changes.
+pub struct Engine {
+    config: ModelConfig,
+    options: EngineOptions,
+    compute: Compute,
+    source: Source,
+    layers: Vec<Layer>,
+    norm: Vec<f32>,
+    output_res: Option<AttnRes>,
+    head: Matrix,
+    format: ExpertFormat,
+    store: Option<ExpertStore>,
+}
+
+/// What a layer carries from token to token.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LayerState {
+    /// Recurrent state and convolution histories.
+    Kda(KdaState),
+    /// [ctx, kv_lora + rope]: normalised latents and shared keys, valid up to the position.
+    Mla(Vec<f32>),
+}
+
+/// One sequence: its state, and the buffers it is computed in.
+pub struct Session {
+    position: usize,
+    state: Vec<LayerState>,
+    stream: Vec<f32>,
+    blocks: Vec<f32>,
+    stage: Vec<f32>,
+    router: Vec<f32>,
+    tables: Vec<f32>,
+    tiles: Vec<f32>,
+    logits: Vec<f32>,
+    ids: Vec<u32>,
+    visits: Vec<(u32, u32, u32)>,
+}
+
+/// Which positions' logits are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The last token's only.
+    Last,
+    /// Every token's.
+    All,
+}
+
+/// What happened inside, for tests and tools that compare engines.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    /// The stream after the embedding and after each layer: [layers + 1][tokens · hidden].
+    pub hidden: Vec<Vec<f32>>,
+    /// Input of the head, [tokens · hidden].
+    pub last: Vec<f32>,
+    /// Chosen experts of each MoE layer, best first: (layer, [tokens · top-k]).
+    pub routes: std::collections::BTreeMap<usize, Vec<u32>>,
+}
+
+impl Engine {
+    /// Opens a container or a checkpoint directory.
+    pub fn open(dir: &Path, options: EngineOptions) -> Result<Self, EngineError> {
+        let (source, config) = open_source(dir)?;
+        Self::load(source, config, options, Kernels::from_env()?)
+    }
+
+    fn load(
+        source: Source,
+        config: ModelConfig,
+        options: EngineOptions,
+        kernels: &'static Kernels,
+    ) -> Result<Self, EngineError> {
+        check_options(&options)?;
+        let compute = Compute::new(kernels, options.threads, options.cpus.as_deref())?;
+        let loader = Loader::new(&source, &config)?;
+        let (format, store) = open_experts(&source, &config, &options)?;
+        let mut number = 0;
+        let mut layers = Vec::with_capacity(config.layers());
+        for layer in 0..config.layers() {
+            let ffn = match config.moe_of(layer) {
+                None => FfnLayer::Dense(loader.ffn(layer, "mlp")?),
+                Some(moe) => {
+                    let mut weights = loader.moe(layer, moe, number)?;
+                    if let (Source::Container(container), ExpertFormat::Vq { shapes, .. }) = (&source, &format) {
+                        weights.codebooks = Some(Codebooks::new(&container.layer_codebooks(layer as u32)?, shapes));
+                    }
+                    number += 1;
+                    FfnLayer::Moe(Box::new(weights))
+                }
+            };
+            layers.push(Layer {
+                input_norm: loader.norm(layer, "input_layernorm")?,
+                post_norm: loader.norm(layer, "post_attention_layernorm")?,
+                attn_res: loader.attn_res(layer)?,
+                mixer: match loader.mixer(layer) {
+                    Mixer::Kda => MixerLayer::Kda(loader.kda(layer)?),
+                    Mixer::Mla => MixerLayer::Mla(loader.mla(layer)?),
+                },
+                ffn,
+            });
+            if options.cancelled.load(Ordering::Relaxed) {
+                return Err(EngineError::Interrupted);
+            }
+        }
+        let global = |tail: &str| format!("{}model.{tail}", config.tensor_prefix);
+        let output_res = match config.attn_res_block {
+            None => None,
+            Some(_) => {
+                let (norm, projection) = ("output_attn_res_norm.weight", "output_attn_res_proj.weight");
+                Some(loader.mix(&global(norm), &global(projection))?)
+            }
+        };
+        let norm = loader.vector(&global("norm.weight"))?;
+        let head = if config.tied_embeddings { tensors::embedding(&config) } else { tensors::head(&config) };
+        let head = loader.matrix(&head)?;
+        Ok(Engine { config, options, compute, source, layers, norm, output_res, head, format, store })
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Name of the kernel set in use.
+    pub fn kernels(&self) -> &'static str {
+        self.compute.kernels.name
+    }
+
+    /// Whether expert reads bypass the page cache.
+    pub fn direct_io(&self) -> bool {
+        self.store.as_ref().is_some_and(ExpertStore::direct_io)
+    }
+
+    /// What the expert store has done since open.
+    pub fn read_stats(&self) -> ReadStats {
+        self.store.as_ref().map(ExpertStore::stats).unwrap_or_default()
+    }
+
+    /// An empty sequence. All its memory is allocated here.
+    pub fn session(&self) -> Session {
+        let options = self.scratch_options();
+        let scratch = Scratch::of(&self.config, &options);
+        let state = self.layers.iter().map(|layer| match &layer.mixer {
+            MixerLayer::Kda(kda) => {
+                LayerState::Kda(KdaState::new(kda.heads, kda.dim, self.config.kda.conv_kernel))
+            }
+            MixerLayer::Mla(_) => LayerState::Mla(vec![0.0; self.options.ctx * self.config.mla.cached()]),
+        });
+        let visits = self.config.moe.as_ref().map_or(0, |moe| options.chunk * moe.top_k);
+        Session {
+            position: 0,
+            state: state.collect(),
+            stream: vec![0.0; scratch.stream],
+            blocks: vec![0.0; scratch.blocks],
+            stage: vec![0.0; scratch.stage],
+            router: vec![0.0; scratch.router],
+            tables: vec![0.0; scratch.tables],
+            tiles: vec![0.0; scratch.tiles],
+            logits: vec![0.0; scratch.logits],
+            ids: vec![0; visits],
+            visits: Vec::with_capacity(visits),
+        }
+    }
+
+    fn scratch_options(&self) -> ScratchOptions {
+        ScratchOptions {
+            chunk: self.options.chunk,
+            ctx: self.options.ctx,
+            threads: self.compute.threads(),
+            experts: match &self.format {
+                ExpertFormat::Dense { .. } => ExpertStorage::Dense,
+                ExpertFormat::Vq { shapes, .. } => {
+                    ExpertStorage::Vq { stages: shapes[0].stages, entries: shapes[0].entries }
+                }
+            },
+        }
+    }
+
+    /// Takes tokens through the model and hands the wanted positions' logits, [vocab], to `sink`.
+    ///
+    /// The tokens are computed in chunks; the state is that of all tokens when this returns `Ok`, and unusable but
+    /// by [`Session::reset`] after an error.
+    pub fn forward(
+        &self,
+        session: &mut Session,
+        tokens: &[u32],
+        wanted: Wanted,
+        sink: &mut (dyn FnMut(usize, &[f32]) -> Result<(), EngineError> + Send),
+    ) -> Result<(), EngineError> {
+        self.forward_traced(session, tokens, wanted, sink, None)
+    }
+
+    /// [`Engine::forward`] that also records what happens inside.
+    pub fn forward_traced(
+        &self,
+        session: &mut Session,
+        tokens: &[u32],
+        wanted: Wanted,
+        sink: &mut (dyn FnMut(usize, &[f32]) -> Result<(), EngineError> + Send),
+        mut trace: Option<&mut Trace>,
+    ) -> Result<(), EngineError> {
+        let room = self.options.ctx - session.position;
+        if tokens.len() > room {
+            let (position, wanted) = (session.position, tokens.len());
+            return Err(EngineError::ContextFull { position, wanted, ctx: self.options.ctx });
+        }
+        if let Some(at) = tokens.iter().position(|&id| id as usize >= self.config.vocab) {
+            let (position, vocab) = (session.position + at, self.config.vocab);
+            return Err(EngineError::TokenOutOfRange { position, id: tokens[at], vocab });
+        }
+        self.compute.run(|| {
+            let mut done = 0;
+            for chunk in tokens.chunks(self.options.chunk) {
+                if self.options.cancelled.load(Ordering::Relaxed) {
+                    return Err(EngineError::Interrupted);
+                }
+                self.chunk(session, chunk, trace.as_deref_mut())?;
+                let first = session.position;
+                session.position += chunk.len();
+                done += chunk.len();
+                let rows = match wanted {
+                    Wanted::All => 0..chunk.len(),
+                    Wanted::Last if done == tokens.len() => chunk.len() - 1..chunk.len(),
+                    Wanted::Last => continue,
+                };
+                self.logits(session, first, rows, sink)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Hands the logits of rows of the last chunk to `sink`.
+    fn logits(
+        &self,
+        session: &mut Session,
+        first: usize,
+        rows: std::ops::Range<usize>,
+        sink: &mut (dyn FnMut(usize, &[f32]) -> Result<(), EngineError> + Send),
+    ) -> Result<(), EngineError> {
+        let (hidden, vocab) = (self.config.hidden, self.config.vocab);
+        let capacity = session.stream.len() / 4;
+        // The normed stream of the chunk stands in the third quarter; see `chunk`.
+        let normed = &session.stream[2 * capacity..3 * capacity];
+        for start in rows.clone().step_by(LOGIT_ROWS) {
+            let count = LOGIT_ROWS.min(rows.end - start);
+            let logits = &mut session.logits[..count * vocab];
+            self.head.apply(&self.compute, &normed[start * hidden..(start + count) * hidden], logits);
+            for (i, logits) in logits.chunks_exact(vocab).enumerate() {
+                let position = first + start + i;
+                if !(self.compute.kernels.dot)(logits, logits).is_finite() {
+                    return Err(EngineError::NotFinite { position });
+                }
+                sink(position, logits)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One chunk through all layers; the head's inputs end up in the third quarter of `session.stream`.
+    fn chunk(&self, session: &mut Session, tokens: &[u32], mut trace: Option<&mut Trace>) -> Result<(), EngineError> {
+        let (compute, hidden) = (&self.compute, self.config.hidden);
+        let n = tokens.len();
+        let capacity = session.stream.len() / 4;
+        let Session { position, state, stream, blocks, stage, router, tables, tiles, ids, visits, .. } = session;
+        let [prefix, mixed, normed, delta] = quarters(stream, capacity, n * hidden);
+        let block = self.config.attn_res_block;
+        let stride = n * hidden;
+        let mut stored = 0;
+
+        self.embed(tokens, prefix)?;
+        if let Some(trace) = trace.as_deref_mut() {
+            record_hidden(trace, 0, prefix);
+        }
+        let kda_sizes = KdaBuffers::of(&self.config, n);
+        let mla_sizes = MlaBuffers::of(&self.config, n, self.options.ctx, compute.threads());
+        let moe_sizes = MoeBuffers::of(&self.config, n);
+        for (l, (layer, state)) in self.layers.iter().zip(state.iter_mut()).enumerate() {
+            let starts_block = block.is_some_and(|block| l % block == 0);
+            let input = match &layer.attn_res {
+                Some([before, _]) if stored > 0 => {
+                    before.mix(compute, &blocks[..stored * stride], stride, prefix, mixed);
+                    &*mixed
+                }
+                _ => &*prefix,
+            };
+            self.norm(input, &layer.input_norm, normed);
+            if starts_block {
+                blocks[stored * stride..(stored + 1) * stride].copy_from_slice(prefix);
+                stored += 1;
+            }
+            match (&layer.mixer, state) {
+                (MixerLayer::Kda(kda), LayerState::Kda(state)) => {
+                    kda.forward(compute, normed, state, delta, stage, &kda_sizes);
+                }
+                (MixerLayer::Mla(mla), LayerState::Mla(cache)) => {
+                    mla.forward(compute, normed, *position, cache, delta, stage, &mla_sizes);
+                }
+                // A session belongs to the engine that made it: layer kinds agree.
+                _ => return Err(EngineError::Option { what: "session", why: "it is of another model".to_owned() }),
+            }
+            if starts_block {
+                prefix.copy_from_slice(delta);
+            } else {
+                (compute.kernels.axpy)(1.0, delta, prefix);
+            }
+            let input = match &layer.attn_res {
+                Some([_, after]) => {
+                    after.mix(compute, &blocks[..stored * stride], stride, prefix, mixed);
+                    &*mixed
+                }
+                None => &*prefix,
+            };
+            self.norm(input, &layer.post_norm, normed);
+            match &layer.ffn {
+                FfnLayer::Dense(ffn) => ffn.forward(compute, self.config.activation, normed, delta, stage),
+                FfnLayer::Moe(moe) => {
+                    let Some(store) = &self.store else { return Err(EngineError::NoSlot { slots: 0 }) };
+                    let context = MoeContext {
+                        compute,
+                        store,
+                        format: &self.format,
+                        activation: self.config.activation,
+                        next: self.next_moe(l, n),
+                    };
+                    let ids = &mut ids[..n * moe.routing.top_k];
+                    let scratch = MoeScratch { router, tables, tiles, spare: mixed, ids, visits };
+                    moe.forward(&context, normed, delta, stage, &moe_sizes, scratch)?;
+                    if let Some(trace) = trace.as_deref_mut() {
+                        trace.routes.entry(l).or_default().extend_from_slice(ids);
+                    }
+                }
+            }
+            (compute.kernels.axpy)(1.0, delta, prefix);
+            if let Some(trace) = trace.as_deref_mut() {
+                record_hidden(trace, l + 1, prefix);
+            }
+        }
+        let output = match &self.output_res {
+            Some(mix) => {
+                mix.mix(compute, &blocks[..stored * stride], stride, prefix, mixed);
+                &*mixed
+            }
+            None => &*prefix,
+        };
+        self.norm(output, &self.norm, normed);
+        if let Some(trace) = trace {
+            trace.last.extend_from_slice(normed);
+        }
+        Ok(())
+    }
+
+    /// The next layer's MoE, if experts are read ahead: only in decoding, where a layer needs few.
+    fn next_moe(&self, layer: usize, tokens: usize) -> Option<(&MoeLayer, usize)> {
+        if tokens > 1 || self.options.lookahead == 0 {
+            return None;
+        }
+        match &self.layers.get(layer + 1)?.ffn {
+            FfnLayer::Moe(moe) => Some((moe, self.options.lookahead)),
+            FfnLayer::Dense(_) => None,
+        }
+    }
+
+    fn norm(&self, x: &[f32], weight: &[f32], out: &mut [f32]) {
+        let (kernels, hidden, eps) = (self.compute.kernels, self.config.hidden, self.config.rms_eps);
+        self.compute.tokens(out, hidden, |t, out| {
+            (kernels.rms_norm)(&x[t * hidden..(t + 1) * hidden], weight, eps, out);
+        });
+    }
+
+    /// The tokens' rows of the embedding, read from where the weights are: the table is not kept in memory.
+    fn embed(&self, tokens: &[u32], out: &mut [f32]) -> Result<(), EngineError> {
+        let hidden = self.config.hidden;
+        let rows = tokens.iter().zip(out.chunks_exact_mut(hidden));
+        if self.config.tied_embeddings {
+            for (&token, row) in rows {
+                self.head.decode_row(token as usize, row);
+            }
+            return Ok(());
+        }
+        let name = tensors::embedding(&self.config);
+        match &self.source {
+            Source::Container(container) => {
+                let entry = container.trunk().require(&name)?;
+                for (&token, row) in rows {
+                    container.trunk().decode_row(entry, u64::from(token), row)?;
+                }
+            }
+            Source::Checkpoint(checkpoint) => {
+                for (&token, row) in rows {
+                    row.copy_from_slice(&checkpoint.read_rows_f32(&name, token as usize, 1)?);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Session {
+    /// Tokens in the state.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// What each layer carries.
+    pub fn state(&self) -> &[LayerState] {
+        &self.state
+    }
+
+    /// Back to the empty sequence.
+    pub fn reset(&mut self) {
+        self.position = 0;
+        for state in &mut self.state {
+            if let LayerState::Kda(state) = state {
+                state.recurrent.fill(0.0);
+                state.conv.iter_mut().for_each(|history| history.fill(0.0));
+            }
+        }
+    }
+}
+
+/// The four stream buffers, each cut to `len`.
+fn quarters(stream: &mut [f32], capacity: usize, len: usize) -> [&mut [f32]; 4] {
+    let mut rest = stream;
+    [(); 4].map(|()| &mut crate::layers::cut(&mut rest, capacity)[..len])
+}
+
+fn record_hidden(trace: &mut Trace, index: usize, stream: &[f32]) {
+    if trace.hidden.len() <= index {
+        trace.hidden.resize(index + 1, Vec::new());
+    }
+    trace.hidden[index].extend_from_slice(stream);
+}
+
+/// Opens a directory as what it is.
+pub fn open_source(dir: &Path) -> Result<(Source, ModelConfig), EngineError> {
+    if dir.join("manifest.json").exists() {
+        let container = Container::open(dir)?;
+        let config = ModelConfig::from_container(&container.manifest().config)?;
+        return Ok((Source::Container(Arc::new(container)), config));
+    }
+    if Checkpoint::is_checkpoint(dir) {
+        let checkpoint = Checkpoint::open(dir)?;
+        let config = ModelConfig::from_checkpoint(checkpoint.config())?;
+        return Ok((Source::Checkpoint(Arc::new(checkpoint)), config));
+    }
+    Err(EngineError::NotAModel { path: dir.to_owned() })
+}
+
+fn open_experts(
+    source: &Source,
+    config: &ModelConfig,
+    options: &EngineOptions,
+) -> Result<(ExpertFormat, Option<ExpertStore>), EngineError> {
+    let elements = config.moe.as_ref().map_or(0, |moe| moe.input * moe.intermediate);
+    let mut format = ExpertFormat::Dense { elements };
+    if config.moe_layers().next().is_none() {
+        return Ok((format, None));
+    }
+    let experts: Box<dyn ExpertSource> = match source {
+        Source::Checkpoint(checkpoint) => Box::new(CheckpointSource::new(Arc::clone(checkpoint), config)),
+        Source::Container(container) => {
+            check_layers(container, config)?;
+            let Some(source) = BankSource::open(container, options.bypass, options.verify)? else {
+                return Ok((format, None));
+            };
+            if let Some(geometry) = container.geometry() {
+                format = ExpertFormat::of(geometry);
+            }
+            Box::new(source)
+        }
+    };
+    let store = StoreOptions { slots: options.cache_slots, readers: options.readers };
+    Ok((format, Some(ExpertStore::new(experts, store)?)))
+}
+
+/// The manifest's banks must be those of the configuration.
+fn check_layers(container: &Container, config: &ModelConfig) -> Result<(), EngineError> {
+    let layers: Vec<usize> = config.moe_layers().collect();
+    let banks: Vec<usize> = container.manifest().layers.keys().map(|&layer| layer as usize).collect();
+    let experts = config.moe.as_ref().map_or(0, |moe| moe.experts);
+    let mut counts = container.manifest().layers.values().map(|bank| bank.experts as usize);
+    if layers != banks || counts.any(|count| count != experts) {
+        return Err(EngineError::Shape {
+            name: "the manifest's `layers`".to_owned(),
+            found: banks,
+            expected: layers,
+        });
+    }
+    Ok(())
+}
+
+fn check_options(options: &EngineOptions) -> Result<(), EngineError> {
+    let refuse = |what, why: &str| Err(EngineError::Option { what, why: why.to_owned() });
+    if options.ctx == 0 || options.ctx > 1 << 24 {
+        return refuse("--ctx", "the context must hold 1 to 16777216 tokens");
+    }
+    if options.chunk == 0 || options.chunk > 1024 {
+        return refuse("--prefill-chunk", "a chunk must hold 1 to 1024 tokens");
+    }
+    if options.threads == 0 || options.threads > 1024 {
+        return refuse("--threads", "1 to 1024 threads can be used");
+    }
+    if options.readers > 64 {
+        return refuse("WASTE_IO_DEPTH", "at most 64 reads can be in flight");
+    }
+    debug_assert!(ROWS_MAX > 1024);
+    Ok(())
+}
+
+/// The FFNs' activation; named here so that tools need not reach into the configuration.
+pub fn activation_name(activation: Activation) -> &'static str {
+    match activation {
+        Activation::Silu => "silu",
+        Activation::Situ { .. } => "situ",
+    }
+}
