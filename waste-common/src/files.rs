@@ -1,1 +1,297 @@
-//! stub
+//! Files that survive an interruption: written beside their place, synced, renamed, the directory synced; and the
+//! lock of a directory that is being written.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::error::{Coded, Exit};
+
+/// The lock file of a directory.
+pub const LOCK_NAME: &str = ".waste.lock";
+
+/// Why a file operation failed.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum FileError {
+    #[error("cannot {doing} {}: {source}", path.display())]
+    Io { doing: &'static str, path: PathBuf, source: io::Error },
+    #[error(
+        "{} is in use by {}; wait for it to end, or stop it",
+        dir.display(),
+        pid.map_or("another process".to_owned(), |pid| format!("process {pid}"))
+    )]
+    Locked { dir: PathBuf, pid: Option<u32> },
+}
+
+impl FileError {
+    /// For `map_err`: names the operation and the path.
+    pub fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
+        let path = path.to_owned();
+        move |source| FileError::Io { doing, path, source }
+    }
+}
+
+impl Coded for FileError {
+    fn exit(&self) -> Exit {
+        match self {
+            FileError::Io { source, .. } => match source.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Exit::Space,
+                _ => Exit::Data,
+            },
+            FileError::Locked { .. } => Exit::Locked,
+        }
+    }
+
+    fn code(&self) -> &'static str {
+        match self {
+            FileError::Io { .. } if self.exit() == Exit::Space => "disk_full",
+            FileError::Io { .. } => "file_error",
+            FileError::Locked { .. } => "locked",
+        }
+    }
+
+    fn fields(&self) -> Map<String, Value> {
+        let mut fields = Map::new();
+        match self {
+            FileError::Io { path, .. } => {
+                fields.insert("file".into(), path.display().to_string().into());
+            }
+            FileError::Locked { dir, pid } => {
+                fields.insert("directory".into(), dir.display().to_string().into());
+                fields.insert("pid".into(), (*pid).into());
+            }
+        }
+        fields
+    }
+}
+
+/// A file that appears under its name whole or not at all. Dropped before [`AtomicFile::commit`], it leaves nothing.
+#[derive(Debug)]
+pub struct AtomicFile {
+    path: PathBuf,
+    tmp: PathBuf,
+    /// `None` once committed.
+    writer: Option<BufWriter<File>>,
+}
+
+impl AtomicFile {
+    /// Starts `path`, as `path.tmp` in the same directory; a leftover of that name is overwritten.
+    pub fn create(path: &Path) -> Result<Self, FileError> {
+        let mut tmp = path.as_os_str().to_owned();
+        tmp.push(".tmp");
+        let tmp = PathBuf::from(tmp);
+        let file = File::create(&tmp).map_err(FileError::io("create", &tmp))?;
+        Ok(AtomicFile { path: path.to_owned(), tmp, writer: Some(BufWriter::with_capacity(1 << 20, file)) })
+    }
+
+    /// The name it will have.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends bytes.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), FileError> {
+        self.write_all(bytes).map_err(FileError::io("write", &self.tmp))
+    }
+
+    /// Syncs the content, renames it into place and syncs the directory.
+    pub fn commit(mut self) -> Result<(), FileError> {
+        if let Some(mut writer) = self.writer.take() {
+            let synced = writer.flush().and_then(|()| writer.get_ref().sync_all());
+            // Closed first: Windows does not like renaming open files.
+            drop(writer);
+            let renamed = synced
+                .map_err(FileError::io("write", &self.tmp))
+                .and_then(|()| fs::rename(&self.tmp, &self.path).map_err(FileError::io("rename", &self.tmp)));
+            if renamed.is_err() {
+                let _ = fs::remove_file(&self.tmp);
+            }
+            renamed?;
+        }
+        sync_dir(parent(&self.path))
+    }
+}
+
+impl Write for AtomicFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.writer {
+            Some(writer) => writer.write(bytes),
+            None => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.as_mut().map_or(Ok(()), Write::flush)
+    }
+}
+
+impl Drop for AtomicFile {
+    fn drop(&mut self) {
+        if let Some(writer) = self.writer.take() {
+            // What is buffered need not reach the disk any more.
+            drop(writer.into_parts());
+            let _ = fs::remove_file(&self.tmp);
+        }
+    }
+}
+
+/// Writes a whole small file atomically and durably.
+pub fn write_atomic(path: &Path, content: &[u8]) -> Result<(), FileError> {
+    let mut file = AtomicFile::create(path)?;
+    file.append(content)?;
+    file.commit()
+}
+
+/// Makes renames and removals in `dir` durable. Windows has no such operation, and needs none.
+pub fn sync_dir(dir: &Path) -> Result<(), FileError> {
+    if cfg!(windows) {
+        return Ok(());
+    }
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(FileError::io("sync directory", dir))
+}
+
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    }
+}
+
+/// Exclusive use of a directory, by an advisory lock that ends with the process.
+#[derive(Debug)]
+pub struct DirLock {
+    dir: PathBuf,
+    file: File,
+}
+
+impl DirLock {
+    /// Locks `dir`, or says which process holds it.
+    pub fn acquire(dir: &Path) -> Result<Self, FileError> {
+        let path = dir.join(LOCK_NAME);
+        loop {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&path)
+                .map_err(FileError::io("open", &path))?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    return Err(FileError::Locked { dir: dir.to_owned(), pid: read_pid(dir) });
+                }
+                Err(TryLockError::Error(source)) => {
+                    return Err(FileError::Io { doing: "lock", path, source });
+                }
+            }
+            // The last holder may have removed the file between open and lock: then this lock protects nothing.
+            if is_current(&file, &path) {
+                let lock = DirLock { dir: dir.to_owned(), file };
+                lock.write_pid().map_err(FileError::io("write", &path))?;
+                return Ok(lock);
+            }
+        }
+    }
+
+    fn write_pid(&self) -> io::Result<()> {
+        let pid = std::process::id().to_string();
+        if cfg!(windows) {
+            return fs::write(pid_path(&self.dir), pid);
+        }
+        self.file.set_len(0)?;
+        (&self.file).write_all(pid.as_bytes())
+    }
+}
+
+impl Drop for DirLock {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(pid_path(&self.dir));
+        let _ = self.file.unlock();
+    }
+}
+
+/// Where the holder's pid stands. On Windows a locked file cannot be read by others, so it has its own.
+fn pid_path(dir: &Path) -> PathBuf {
+    dir.join(if cfg!(windows) { ".waste.lock.pid" } else { LOCK_NAME })
+}
+
+fn read_pid(dir: &Path) -> Option<u32> {
+    let mut text = String::new();
+    File::open(pid_path(dir)).ok()?.take(32).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+#[cfg(unix)]
+fn is_current(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(held), Ok(named)) => (held.dev(), held.ino()) == (named.dev(), named.ino()),
+        _ => false,
+    }
+}
+
+/// Elsewhere the lock file is never removed.
+#[cfg(not(unix))]
+fn is_current(_: &File, _: &Path) -> bool {
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn an_abandoned_file_leaves_the_old_one_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        write_atomic(&path, b"old").unwrap();
+        let mut file = AtomicFile::create(&path).unwrap();
+        file.append(&[7; 3 << 20]).unwrap();
+        drop(file);
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(names(dir.path()), ["a.json"]);
+    }
+
+    #[test]
+    fn a_commit_replaces_the_whole_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        write_atomic(&path, b"a longer old content").unwrap();
+        write_atomic(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(names(dir.path()), ["a.json"]);
+    }
+
+    #[test]
+    fn a_failed_rename_keeps_what_stands_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("x"), b"x").unwrap();
+        assert!(write_atomic(&path, b"new").is_err());
+        assert_eq!(names(dir.path()), ["a"]);
+        assert!(path.join("x").exists());
+    }
+
+    #[test]
+    fn the_second_lock_names_the_holder() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = DirLock::acquire(dir.path()).unwrap();
+        let error = DirLock::acquire(dir.path()).unwrap_err();
+        assert!(matches!(error, FileError::Locked { pid: Some(pid), .. } if pid == std::process::id()));
+        assert_eq!(error.exit(), Exit::Locked);
+        drop(lock);
+        if cfg!(unix) {
+            assert!(names(dir.path()).is_empty());
+        }
+        DirLock::acquire(dir.path()).unwrap();
+    }
+}
