@@ -1,1 +1,4 @@
 //! The WASTE model engine.
+
+
+pub mod tokenizer;
