@@ -1,4 +1,4 @@
 //! The WASTE model engine.
 
-
+pub mod sampler;
 pub mod tokenizer;

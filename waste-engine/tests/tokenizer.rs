@@ -1,5 +1,7 @@
 //! The tokenizer against its vectors, and against damaged and hostile input.
 
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -100,7 +102,8 @@ fn long_inputs_are_cut_where_the_reference_cuts_them() {
             let lengths: Vec<usize> = tokenizer.parts(&text).map(|part| part.chars().count()).collect();
             assert_eq!(serde_json::to_value(lengths).unwrap(), case["cut_lengths"], "{}", case["name"]);
 
-            for (mode, list) in [("text", tokenizer.encode(&text)), ("markup", tokenizer.encode_markup(&text))]
+            for (mode, list) in
+                [("text", tokenizer.encode(&text)), ("markup", tokenizer.encode_markup(&text))]
             {
                 let expected = &case[name][mode];
                 assert_eq!(list[..8], ids(&expected["head"]), "{name} {mode} {}", case["name"]);
@@ -183,7 +186,9 @@ fn specials_are_found_anywhere_and_decoded_and_long_pieces_kept() {
         }
     }
     for id in [tokenizer.vocab_size(), u32::MAX] {
-        assert!(matches!(tokenizer.decode(&[5, id]), Err(TokenizerError::UnknownId { id: found, .. }) if found == id));
+        assert!(
+            matches!(tokenizer.decode(&[5, id]), Err(TokenizerError::UnknownId { id: found, .. }) if found == id)
+        );
     }
 }
 
@@ -295,11 +300,10 @@ fn speed() {
     let vectors = json("tokenizer/vectors.json");
     let mixed: String = cases(&vectors).iter().map(|case| case["text"].as_str().unwrap()).collect();
     let english = std::fs::read_to_string(Path::new(TESTS).join("../waste-engine/src/tokenizer/split.rs"));
-    let mut texts = vec![
-        ("vectors", mixed.repeat(4_000_000 / mixed.len())),
-        ("source", english.unwrap().repeat(200)),
-    ];
-    for (name, unit) in [("letter", "a"), ("capital", "Q"), ("dashes", "-"), ("han", "好"), ("digits", "7")] {
+    let mut texts =
+        vec![("vectors", mixed.repeat(4_000_000 / mixed.len())), ("source", english.unwrap().repeat(200))];
+    for (name, unit) in [("letter", "a"), ("capital", "Q"), ("dashes", "-"), ("han", "好"), ("digits", "7")]
+    {
         texts.push((name, unit.repeat(1_000_000 / unit.len())));
     }
     for (name, file) in RANK_FILES {
@@ -320,7 +324,10 @@ fn speed() {
             let rate = |time: std::time::Duration| text.len() as f64 / 1e6 / time.as_secs_f64();
             println!(
                 "{name} {text_name}: {} bytes, {pieces} pieces, {tokens} tokens: split {:.1} MB/s, all {:.1} MB/s ({:?})",
-                text.len(), rate(split), rate(begin.elapsed()), begin.elapsed()
+                text.len(),
+                rate(split),
+                rate(begin.elapsed()),
+                begin.elapsed()
             );
         }
     }

@@ -50,7 +50,10 @@ fn merge(ranks: &Ranks, piece: &[u8], scratch: &mut Scratch, tokens: &mut Vec<u3
         joined: if at + 2 <= length { rank(at, at + 2) } else { NONE },
     }));
     heap.extend(
-        (0..).zip(nodes.iter()).filter(|(_, node)| node.joined != NONE).map(|(at, node)| entry(node.joined, at)),
+        (0..)
+            .zip(nodes.iter())
+            .filter(|(_, node)| node.joined != NONE)
+            .map(|(at, node)| entry(node.joined, at)),
     );
 
     while let Some(Reverse(lowest)) = heap.pop() {

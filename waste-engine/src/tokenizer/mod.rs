@@ -1,6 +1,6 @@
 //! Text to token ids and back.
 //!
-//! Text is cut ([`cut`](self)), split into pieces by the pattern of the Kimi models, and each piece is encoded
+//! Very long text is cut, text is split into pieces by the pattern of the Kimi models, and each piece is encoded
 //! by byte-pair merging. Special tokens are recognised in markup only; the same characters in content are
 //! ordinary text, which is what keeps a user from forging structure.
 
@@ -59,8 +59,7 @@ impl Coded for TokenizerError {
 }
 
 /// The names of the media block's tokens.
-pub const MEDIA_NAMES: [&str; 4] =
-    ["<|media_begin|>", "<|media_content|>", "<|media_end|>", "<|media_pad|>"];
+pub const MEDIA_NAMES: [&str; 4] = ["<|media_begin|>", "<|media_content|>", "<|media_end|>", "<|media_pad|>"];
 
 /// The tokenizer of a model: ordinary tokens by rank, then 256 special ones.
 pub struct Tokenizer {
@@ -83,7 +82,8 @@ impl Tokenizer {
             (&["tiktoken.model", "tokenizer.model"], "tokenizer_config.json")
         };
         let missing = || TokenizerError::Missing { dir: dir.to_owned() };
-        let model = models.iter().map(|name| dir.join(name)).find(|path| path.exists()).ok_or_else(missing)?;
+        let model =
+            models.iter().map(|name| dir.join(name)).find(|path| path.exists()).ok_or_else(missing)?;
         let list = dir.join(list);
         if !list.exists() {
             return Err(missing());

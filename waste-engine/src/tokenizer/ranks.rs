@@ -208,7 +208,10 @@ mod tests {
     fn both_directions_agree_whatever_the_order_and_line_ends() {
         let ranks = Ranks::parse(&file("\r\nYWJj 257\r\n\nYWI= 256")).unwrap();
         assert_eq!(ranks.len(), 258);
-        assert_eq!((ranks.rank(b"ab"), ranks.rank(b"abc"), ranks.rank(b"abcd")), (Some(256), Some(257), None));
+        assert_eq!(
+            (ranks.rank(b"ab"), ranks.rank(b"abc"), ranks.rank(b"abcd")),
+            (Some(256), Some(257), None)
+        );
         for rank in 0..258 {
             assert_eq!(ranks.rank(ranks.token(rank).unwrap()), Some(rank));
         }

@@ -2,6 +2,8 @@
 
 /// Assembles UTF-8 from a stream of bytes. Complete characters are released at once, each maximal ill-formed
 /// part becomes U+FFFD as soon as it is known to be one, and an incomplete tail of at most three bytes waits.
+/// Like the reference decoder, the first two bytes of an encoded surrogate wait for the third, although nothing
+/// valid can follow them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TextStream {
     tail: Vec<u8>,
@@ -28,7 +30,9 @@ impl TextStream {
                     let (valid, bad) = rest.split_at(error.valid_up_to());
                     text.push_str(&String::from_utf8_lossy(valid));
                     rest = bad;
-                    if let Some(length) = error.error_len() {
+                    if let Some(length) = error.error_len()
+                        && !is_truncated_surrogate(bad)
+                    {
                         text.push(char::REPLACEMENT_CHARACTER);
                         rest = &bad[length..];
                         continue;
@@ -42,12 +46,16 @@ impl TextStream {
         text
     }
 
-    /// Ends the stream: an incomplete tail becomes one U+FFFD.
+    /// Ends the stream: each ill-formed part of an incomplete tail becomes U+FFFD.
     pub fn flush(&mut self) -> String {
         let text = String::from_utf8_lossy(&self.tail).into_owned();
         self.tail.clear();
         text
     }
+}
+
+fn is_truncated_surrogate(tail: &[u8]) -> bool {
+    matches!(tail, [0xed, 0xa0..=0xbf])
 }
 
 #[cfg(test)]
