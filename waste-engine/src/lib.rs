@@ -8,6 +8,8 @@ pub mod kernels;
 pub mod layers;
 pub mod matrix;
 pub mod model;
+pub mod sampler;
+pub mod tokenizer;
 pub mod weights;
 
 pub use error::EngineError;
