@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::config::ModelConfig;
 use crate::error::{Coded, Exit};
-use crate::io::{ReadError, PlainFile};
+use crate::io::{PlainFile, ReadError};
 use crate::json::{self, INDEX_BYTES_MAX, JsonError, MANIFEST_BYTES_MAX};
 use crate::quant::{half, mxfp4};
 use crate::tensors::{self, ExpertKind};
@@ -233,7 +233,8 @@ impl Checkpoint {
         self.demand_shape(&scale, &[rows, cols / mxfp4::BLOCK], Some(Dtype::U8))?;
         let mut values = vec![0.0; rows * cols];
         let (codes, scales) = (self.read_bytes(&packed)?, self.read_bytes(&scale)?);
-        let rows = codes.chunks_exact(mxfp4::row_bytes(cols)).zip(scales.chunks_exact(mxfp4::row_scales(cols)));
+        let rows =
+            codes.chunks_exact(mxfp4::row_bytes(cols)).zip(scales.chunks_exact(mxfp4::row_scales(cols)));
         for (out, (codes, scales)) in values.chunks_exact_mut(cols).zip(rows) {
             mxfp4::decode_row(codes, scales, out);
         }
@@ -299,8 +300,8 @@ impl Shard {
         }
         let mut header = vec![0; length as usize];
         file.read_exact_at(8, &mut header)?;
-        let header: Metadata =
-            serde_json::from_slice(&header).map_err(|error| fail(format!("its header is invalid: {error}")))?;
+        let header: Metadata = serde_json::from_slice(&header)
+            .map_err(|error| fail(format!("its header is invalid: {error}")))?;
         let data_start = 8 + length;
         let expected = data_start + header.data_len() as u64;
         if expected != file.len() {

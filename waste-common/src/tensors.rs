@@ -35,7 +35,7 @@ impl TensorSpec {
 }
 
 /// The three matrices of an expert, in the order of the record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExpertKind {
     /// `w1`, [intermediate, input].
     Gate,

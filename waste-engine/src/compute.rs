@@ -16,8 +16,13 @@ pub struct Compute {
 
 impl Compute {
     /// A pool of `threads` threads, bound to `cpus` if they are given (Linux only).
-    pub fn new(kernels: &'static Kernels, threads: usize, cpus: Option<&[usize]>) -> Result<Self, EngineError> {
-        let mut builder = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("waste-compute-{i}"));
+    pub fn new(
+        kernels: &'static Kernels,
+        threads: usize,
+        cpus: Option<&[usize]>,
+    ) -> Result<Self, EngineError> {
+        let mut builder =
+            ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("waste-compute-{i}"));
         if let Some(cpus) = cpus {
             let cpus = check_cpus(cpus)?;
             builder = builder.start_handler(move |i| bind(cpus[i % cpus.len()]));

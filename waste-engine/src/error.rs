@@ -41,7 +41,9 @@ pub enum EngineError {
     ContextFull { position: usize, wanted: usize, ctx: usize },
     #[error("token {position} has id {id}; the model's vocabulary has {vocab}")]
     TokenOutOfRange { position: usize, id: u32, vocab: usize },
-    #[error("the model computed a value that is not finite at position {position}: the weights are damaged (see waste-verify)")]
+    #[error(
+        "the model computed a value that is not finite at position {position}: the weights are damaged (see waste-verify)"
+    )]
     NotFinite { position: usize },
     #[error("interrupted")]
     Interrupted,
@@ -58,7 +60,9 @@ impl Coded for EngineError {
             EngineError::Expert { source, .. } => source.exit(),
             EngineError::Kernels { .. } | EngineError::Option { .. } => Exit::Usage,
             EngineError::ContextFull { .. } | EngineError::TokenOutOfRange { .. } => Exit::Data,
-            EngineError::NotAModel { .. } | EngineError::Shape { .. } | EngineError::NotFinite { .. } => Exit::Data,
+            EngineError::NotAModel { .. } | EngineError::Shape { .. } | EngineError::NotFinite { .. } => {
+                Exit::Data
+            }
             EngineError::Thread { .. } | EngineError::NoSlot { .. } => Exit::Internal,
             EngineError::Interrupted => Exit::Interrupted,
         }

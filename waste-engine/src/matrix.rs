@@ -113,7 +113,9 @@ impl Matrix {
         let work = |first: usize, out: &mut [f32]| {
             for tile in (0..self.rows).step_by(TILE_ROWS) {
                 let end = (tile + TILE_ROWS).min(self.rows);
-                for (x, out) in x[first * self.cols..].chunks_exact(self.cols).zip(out.chunks_exact_mut(self.rows)) {
+                for (x, out) in
+                    x[first * self.cols..].chunks_exact(self.cols).zip(out.chunks_exact_mut(self.rows))
+                {
                     self.rows_into(kernels, tile, x, &mut out[tile..end]);
                 }
             }

@@ -168,8 +168,11 @@ impl Engine {
                 None => FfnLayer::Dense(loader.ffn(layer, "mlp")?),
                 Some(moe) => {
                     let mut weights = loader.moe(layer, moe, number)?;
-                    if let (Source::Container(container), ExpertFormat::Vq { shapes, .. }) = (&source, &format) {
-                        weights.codebooks = Some(Codebooks::new(&container.layer_codebooks(layer as u32)?, shapes));
+                    if let (Source::Container(container), ExpertFormat::Vq { shapes, .. }) =
+                        (&source, &format)
+                    {
+                        weights.codebooks =
+                            Some(Codebooks::new(&container.layer_codebooks(layer as u32)?, shapes));
                     }
                     number += 1;
                     FfnLayer::Moe(Box::new(weights))
@@ -344,11 +347,17 @@ impl Engine {
     }
 
     /// One chunk through all layers; the head's inputs end up in the third quarter of `session.stream`.
-    fn chunk(&self, session: &mut Session, tokens: &[u32], mut trace: Option<&mut Trace>) -> Result<(), EngineError> {
+    fn chunk(
+        &self,
+        session: &mut Session,
+        tokens: &[u32],
+        mut trace: Option<&mut Trace>,
+    ) -> Result<(), EngineError> {
         let (compute, hidden) = (&self.compute, self.config.hidden);
         let n = tokens.len();
         let capacity = session.stream.len() / 4;
-        let Session { position, state, stream, blocks, stage, router, tables, tiles, ids, visits, .. } = session;
+        let Session { position, state, stream, blocks, stage, router, tables, tiles, ids, visits, .. } =
+            session;
         let [prefix, mixed, normed, delta] = quarters(stream, capacity, n * hidden);
         let block = self.config.attn_res_block;
         let stride = n * hidden;
@@ -383,7 +392,12 @@ impl Engine {
                     mla.forward(compute, normed, *position, cache, delta, stage, &mla_sizes);
                 }
                 // A session belongs to the engine that made it: layer kinds agree.
-                _ => return Err(EngineError::Option { what: "session", why: "it is of another model".to_owned() }),
+                _ => {
+                    return Err(EngineError::Option {
+                        what: "session",
+                        why: "it is of another model".to_owned(),
+                    });
+                }
             }
             if starts_block {
                 prefix.copy_from_slice(delta);

@@ -45,7 +45,11 @@ impl<'a> Loader<'a> {
                 Source::Checkpoint(checkpoint) => checkpoint.info(&spec.name)?.shape,
             };
             if !spec.accepts(&found) {
-                return Err(EngineError::Shape { name: spec.name.clone(), found, expected: spec.shape.clone() });
+                return Err(EngineError::Shape {
+                    name: spec.name.clone(),
+                    found,
+                    expected: spec.shape.clone(),
+                });
             }
         }
         let specs = specs.into_iter().map(|spec| (spec.name.clone(), spec)).collect();

@@ -20,26 +20,7 @@ pub const HEADER_BYTES: usize = 48;
 /// Records start at, and are, multiples of this many bytes.
 pub const RECORD_ALIGN: u64 = 4096;
 
-/// The matrices of an expert, in the order of their payloads and codebooks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// `w1`, `[inter, input]`.
-    Gate,
-    /// `w3`, `[inter, input]`.
-    Up,
-    /// `w2`, `[input, inter]`.
-    Down,
-}
-
-impl Kind {
-    /// All three, in order.
-    pub const ALL: [Kind; 3] = [Kind::Gate, Kind::Up, Kind::Down];
-
-    /// `gate`, `up` or `down`.
-    pub fn name(self) -> &'static str {
-        ["gate", "up", "down"][self as usize]
-    }
-}
+pub use crate::tensors::ExpertKind as Kind;
 
 /// The header as it lies in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -132,8 +113,14 @@ impl Geometry {
         self.record_bytes as usize
     }
 
+    /// The packed indices of a matrix, as a range of the record.
+    pub fn indices(&self, kind: Kind) -> std::ops::Range<usize> {
+        let start = self.offset(kind);
+        start..start + self.layout(kind).payload_bytes()
+    }
+
     /// The scales of a matrix, as a range of the record.
-    fn scales(&self, kind: Kind) -> std::ops::Range<usize> {
+    pub fn scales(&self, kind: Kind) -> std::ops::Range<usize> {
         let before: usize = self.layouts[..kind as usize].iter().map(Layout::rows).sum();
         let start = self.scales_offset() + 2 * before;
         start..start + 2 * self.layout(kind).rows()
@@ -305,7 +292,7 @@ impl<'a> RecordView<'a> {
 
     /// The packed indices of a matrix.
     pub fn indices(&self, kind: Kind) -> &'a [u8] {
-        &self.bytes[self.geometry.offset(kind)..][..self.geometry.layout(kind).payload_bytes()]
+        &self.bytes[self.geometry.indices(kind)]
     }
 
     /// The f16 row scales of a matrix, little-endian.

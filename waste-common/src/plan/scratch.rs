@@ -117,11 +117,7 @@ pub struct KdaBuffers {
 impl KdaBuffers {
     /// Sizes for a chunk of `t` tokens.
     pub fn of(config: &ModelConfig, t: usize) -> Self {
-        KdaBuffers {
-            wide: t * config.kda.width(),
-            low_rank: t * config.kda.dim,
-            beta: t * config.kda.heads,
-        }
+        KdaBuffers { wide: t * config.kda.width(), low_rank: t * config.kda.dim, beta: t * config.kda.heads }
     }
 
     /// Elements of all of them.
@@ -163,11 +159,7 @@ impl MlaBuffers {
 
     /// Elements of all of them.
     pub fn total(&self) -> usize {
-        self.queries
-            + 2 * self.bottleneck
-            + self.latents
-            + 3 * self.outputs
-            + self.threads * self.per_thread
+        self.queries + 2 * self.bottleneck + self.latents + 3 * self.outputs + self.threads * self.per_thread
     }
 }
 

@@ -71,8 +71,14 @@ pub struct Cache {
 impl Cache {
     /// A cache of `slots` slots for layers with so many experts each.
     pub fn new(slots: usize, experts: &[usize]) -> Self {
-        let nothing =
-            Entry { id: ExpertId { moe: 0, expert: 0 }, phase: Phase::Empty, pins: 0, hits: 0, last_used: 0, ahead: false };
+        let nothing = Entry {
+            id: ExpertId { moe: 0, expert: 0 },
+            phase: Phase::Empty,
+            pins: 0,
+            hits: 0,
+            last_used: 0,
+            ahead: false,
+        };
         Cache {
             entries: vec![nothing; slots],
             places: experts.iter().map(|&n| vec![NOWHERE; n]).collect(),

@@ -50,14 +50,14 @@ impl RecordGeometry {
     /// A matrix's packed indices and its f16 row scales.
     pub fn parts<'a>(&self, record: &'a [u8], kind: ExpertKind) -> (&'a [u8], &'a [u8]) {
         let geometry = &self.0;
-        (&record[geometry.indices_range(kind)], &record[geometry.scales_range(kind)])
+        (&record[geometry.indices(kind)], &record[geometry.scales(kind)])
     }
 }
 
 impl ExpertFormat {
     /// The format of a container's experts.
     pub fn of(geometry: &Geometry) -> Self {
-        let shape = |kind| {
+        let shape = |kind: ExpertKind| {
             let layout = geometry.layout(kind);
             let packed = layout.bits() == IndexBits::Six;
             VqShape {
@@ -91,7 +91,8 @@ pub struct Codebooks {
 impl Codebooks {
     /// Arranges a layer's codebooks for the shapes of its matrices.
     pub fn new(layer: &LayerCodebooks, shapes: &[VqShape; 3]) -> Self {
-        let mut books = Codebooks { by_entry: [const { Vec::new() }; 3], by_dimension: [const { Vec::new() }; 3] };
+        let mut books =
+            Codebooks { by_entry: [const { Vec::new() }; 3], by_dimension: [const { Vec::new() }; 3] };
         for kind in ExpertKind::ALL {
             let VqShape { stages, entries, .. } = shapes[kind as usize];
             let mut by_entry = vec![0.0; stages * entries * VQ_DIM];

@@ -43,7 +43,7 @@ macro_rules! kernel_table {
             pub(super) static TABLE: Kernels = Kernels {
                 name: "avx2",
                 // SAFETY: `Kernels::named` hands this table out only after it has seen the CPU report AVX2, FMA and F16C.
-                $( $kernel: |$($arg),*| unsafe { $kernel($($arg),*) }, )*
+                $( $kernel: |$($arg),*| unsafe { self::$kernel($($arg),*) }, )*
             };
         }
     };

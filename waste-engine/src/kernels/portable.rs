@@ -55,7 +55,8 @@ pub fn rows_f32(weights: &[f32], x: &[f32], out: &mut [f32]) {
     let mut rows = weights.chunks_exact(cols);
     let mut quads = out.chunks_exact_mut(4);
     for quad in &mut quads {
-        let (Some(a), Some(b), Some(c), Some(d)) = (rows.next(), rows.next(), rows.next(), rows.next()) else {
+        let (Some(a), Some(b), Some(c), Some(d)) = (rows.next(), rows.next(), rows.next(), rows.next())
+        else {
             return;
         };
         let mut acc = [[0.0f32; LANES]; 4];
@@ -400,9 +401,27 @@ pub fn vq_tables(codebooks: &[f32], shape: VqShape, x: &[f32], tables: &mut [f32
 pub fn vq_rows(indices: &[u8], shape: VqShape, scales: &[u8], tables: &[f32], out: &mut [f32]) {
     // One copy of the loop per layout, so that the usual ones have constant strides.
     match (shape.stages, shape.entries, shape.packed) {
-        (3, 256, false) => rows_by_table(VqShape { stages: 3, entries: 256, packed: false, ..shape }, indices, scales, tables, out),
-        (2, 256, false) => rows_by_table(VqShape { stages: 2, entries: 256, packed: false, ..shape }, indices, scales, tables, out),
-        (4, 64, true) => rows_by_table(VqShape { stages: 4, entries: 64, packed: true, ..shape }, indices, scales, tables, out),
+        (3, 256, false) => rows_by_table(
+            VqShape { stages: 3, entries: 256, packed: false, ..shape },
+            indices,
+            scales,
+            tables,
+            out,
+        ),
+        (2, 256, false) => rows_by_table(
+            VqShape { stages: 2, entries: 256, packed: false, ..shape },
+            indices,
+            scales,
+            tables,
+            out,
+        ),
+        (4, 64, true) => rows_by_table(
+            VqShape { stages: 4, entries: 64, packed: true, ..shape },
+            indices,
+            scales,
+            tables,
+            out,
+        ),
         _ => rows_by_table(shape, indices, scales, tables, out),
     }
 }
@@ -435,7 +454,14 @@ fn rows_by_table(shape: VqShape, indices: &[u8], scales: &[u8], tables: &[f32], 
 /// `codebooks` is [stages, entries, 8]; `block` one block's indices; `scales` and `out` ([rows, 8 · vectors]) begin
 /// with row `first`.
 #[inline(always)]
-pub fn vq_expand(block: &[u8], shape: VqShape, first: usize, scales: &[u8], codebooks: &[f32], out: &mut [f32]) {
+pub fn vq_expand(
+    block: &[u8],
+    shape: VqShape,
+    first: usize,
+    scales: &[u8],
+    codebooks: &[f32],
+    out: &mut [f32],
+) {
     let (cols, bytes) = (shape.vectors * VQ_DIM, shape.index_bytes());
     for (r, (row, scale)) in out.chunks_exact_mut(cols).zip(scales.chunks_exact(2)).enumerate() {
         let scale = f16_to_f32(u16::from_le_bytes([scale[0], scale[1]]));

@@ -22,7 +22,8 @@ impl AttnRes {
         let (kernels, hidden) = (compute.kernels, self.weight.len());
         compute.tokens(out, hidden, |t, out| {
             let at = t * hidden..(t + 1) * hidden;
-            let rows = || blocks.chunks_exact(stride).map(|block| &block[at.clone()]).chain([&prefix[at.clone()]]);
+            let rows =
+                || blocks.chunks_exact(stride).map(|block| &block[at.clone()]).chain([&prefix[at.clone()]]);
             let mut scores = [0.0; ROWS_MAX];
             let mut n = 0;
             for row in rows() {

@@ -160,7 +160,14 @@ pub fn l2_normalise(dot: fn(&[f32], &[f32]) -> f32, x: &mut [f32], scale: f32) {
 }
 
 /// Causal depthwise convolution and SiLU over [tokens, width]; `history` ends as the last inputs.
-pub fn convolve(compute: &Compute, weight: &[f32], history: &mut [f32], x: &[f32], y: &mut [f32], width: usize) {
+pub fn convolve(
+    compute: &Compute,
+    weight: &[f32],
+    history: &mut [f32],
+    x: &[f32],
+    y: &mut [f32],
+    width: usize,
+) {
     let taps = weight.len() / width;
     let past = taps - 1;
     let input = |t: usize| match t.checked_sub(past) {

@@ -5,13 +5,13 @@ use waste_common::config::Activation;
 use waste_common::plan::scratch::{BLOCK_ROWS, MoeBuffers, TILE_ROWS};
 use waste_common::tensors::ExpertKind;
 
+use super::cut;
 use super::ffn::{Ffn, activate};
 use super::router::{Router, Routing};
-use super::cut;
 use crate::compute::Compute;
 use crate::error::EngineError;
-use crate::experts::{ExpertId, ExpertStore};
 use crate::experts::source::{Codebooks, ExpertFormat};
+use crate::experts::{ExpertId, ExpertStore};
 use crate::kernels::portable::VqShape;
 use crate::matrix::Matrix;
 
@@ -116,7 +116,15 @@ impl MoeLayer {
                 None => out.fill(0.0),
             }
         };
-        let mut work = ExpertWork { layer: self, context, gathered, inner, down, tables: scratch.tables, tiles: scratch.tiles };
+        let mut work = ExpertWork {
+            layer: self,
+            context,
+            gathered,
+            inner,
+            down,
+            tables: scratch.tables,
+            tiles: scratch.tiles,
+        };
         if tokens == 1 {
             let id = |&expert: &u32| ExpertId { moe: self.number, expert };
             let mut ids = [ExpertId { moe: 0, expert: 0 }; 64];
@@ -218,7 +226,8 @@ fn gathered_rows(buffer: &mut [f32], width: usize) -> impl Iterator<Item = &mut 
 /// Fills `visits` with (expert, token, rank), sorted by expert, then token.
 fn group_by_expert(ids: &[u32], top_k: usize, visits: &mut Vec<(u32, u32, u32)>) {
     visits.clear();
-    visits.extend(ids.iter().enumerate().map(|(i, &expert)| (expert, (i / top_k) as u32, (i % top_k) as u32)));
+    visits
+        .extend(ids.iter().enumerate().map(|(i, &expert)| (expert, (i / top_k) as u32, (i % top_k) as u32)));
     visits.sort_unstable();
 }
 
@@ -239,7 +248,8 @@ struct ExpertWork<'a, 'b> {
 impl ExpertWork<'_, '_> {
     /// Builds the tables that all experts of a token share.
     fn prepare(&mut self, z: &[f32]) {
-        let (Some(books), ExpertFormat::Vq { shapes, .. }) = (&self.layer.codebooks, self.context.format) else {
+        let (Some(books), ExpertFormat::Vq { shapes, .. }) = (&self.layer.codebooks, self.context.format)
+        else {
             return;
         };
         let (gate, up) = self.tables.split_at_mut(shapes[0].table_len());
@@ -250,7 +260,8 @@ impl ExpertWork<'_, '_> {
     /// One expert for one token.
     fn one(&mut self, record: &[u8], z: &[f32], out: &mut [f32]) {
         let compute = self.context.compute;
-        let (Some(books), ExpertFormat::Vq { geometry, shapes }) = (&self.layer.codebooks, self.context.format)
+        let (Some(books), ExpertFormat::Vq { geometry, shapes }) =
+            (&self.layer.codebooks, self.context.format)
         else {
             self.gathered[..z.len()].copy_from_slice(z);
             self.gathered_tokens(record, 1);
@@ -351,7 +362,15 @@ struct ExpertView<'a> {
 
 impl ExpertView<'_> {
     /// `out[block][t][r] = row(64 · block + r) · x[t]`, parallel over blocks.
-    fn product(&self, kind: ExpertKind, rows: usize, x: &[f32], n: usize, out: &mut [f32], tiles: &mut [f32]) {
+    fn product(
+        &self,
+        kind: ExpertKind,
+        rows: usize,
+        x: &[f32],
+        n: usize,
+        out: &mut [f32],
+        tiles: &mut [f32],
+    ) {
         let compute = self.context.compute;
         let cols = x.len() / n;
         let share = rows.div_ceil(BLOCK_ROWS).div_ceil(compute.threads());
@@ -400,7 +419,14 @@ impl ExpertView<'_> {
                 let indices = &indices[block * shape.block_bytes()..][..shape.block_bytes()];
                 let tile = &mut tile[..count * cols];
                 let scales = &scales[2 * first..2 * (first + count)];
-                (self.context.compute.kernels.vq_expand)(indices, shape, row, scales, books.by_entry(kind), tile);
+                (self.context.compute.kernels.vq_expand)(
+                    indices,
+                    shape,
+                    row,
+                    scales,
+                    books.by_entry(kind),
+                    tile,
+                );
                 tile
             }
             (format, _) => &format.dense(self.record, kind)[first * cols..(first + count) * cols],
