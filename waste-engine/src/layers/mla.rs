@@ -119,7 +119,7 @@ impl MlaLayer {
 
     /// One head over all tokens of the chunk: `out` is [tokens, value].
     #[allow(clippy::too_many_arguments)]
-    fn attend(
+    pub fn attend(
         &self,
         compute: &Compute,
         head: usize,
