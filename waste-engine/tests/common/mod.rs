@@ -28,6 +28,10 @@ impl Golden {
         SafeTensors::deserialize(&self.0).unwrap().tensor(name).is_ok()
     }
 
+    pub fn bytes(&self, name: &str) -> Vec<u8> {
+        SafeTensors::deserialize(&self.0).unwrap().tensor(name).unwrap().data().to_vec()
+    }
+
     pub fn f64(&self, name: &str) -> Vec<f64> {
         let file = SafeTensors::deserialize(&self.0).unwrap();
         let tensor = file.tensor(name).unwrap_or_else(|_| panic!("no tensor {name}"));
