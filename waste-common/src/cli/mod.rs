@@ -1,0 +1,24 @@
+//! The manners of a command line, the same for every tool: exit codes, sizes, the output envelope, progress,
+//! signals and the JSON that one stage hands to the next.
+//!
+//! A tool is a `clap` struct flattening [`CommonArgs`], a [`Tool`] and a function
+//! `run(args, &Output) -> Result<Exit, Failure>`; its `main` is one call of [`main`](fn@main).
+
+mod app;
+mod args;
+pub mod chain;
+mod failure;
+mod output;
+pub mod progress;
+pub mod signals;
+mod size;
+
+pub use crate::error::{Coded, Exit};
+pub use app::{Captured, Tool, after_help, main, run_captured};
+pub use args::CommonArgs;
+pub use chain::{Model, resolve_model};
+pub use failure::{Details, Failure};
+pub use output::{Output, Text};
+pub use progress::{Progress, Unit};
+pub use signals::Interrupt;
+pub use size::{ByteSize, ByteSizeError};
