@@ -241,7 +241,7 @@ impl ModelConfig {
 
     /// The MoE part of a layer, or `None` where the layer is dense.
     pub fn moe_of(&self, layer: usize) -> Option<&Moe> {
-        self.moe.as_ref().filter(|moe| layer >= moe.first_dense && layer % moe.frequency == 0)
+        self.moe.as_ref().filter(|moe| layer >= moe.first_dense && layer.is_multiple_of(moe.frequency))
     }
 
     /// The numbers of the MoE layers, ascending.
@@ -493,7 +493,7 @@ fn moe(keys: &Keys, hidden: usize) -> Result<Option<Moe>, ConfigError> {
     let kept = keys.optional_size("topk_group", EXPERTS_MAX)?.unwrap_or(1);
     let groups = (groups > 1 && groups > kept).then_some((groups, kept));
     if let Some((groups, kept)) = groups {
-        if experts % groups != 0 || experts / groups < 2 {
+        if !experts.is_multiple_of(groups) || experts / groups < 2 {
             return Err(keys.invalid("num_expert_group", "a divisor of num_experts with two experts a group"));
         }
         if kept * (experts / groups) < top_k {

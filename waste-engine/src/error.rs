@@ -9,6 +9,9 @@ use waste_common::container::ContainerError;
 use waste_common::error::{Coded, Exit};
 use waste_common::io::{OutOfMemory, ReadError};
 
+use crate::sampler::{SamplerError, StopError};
+use crate::tokenizer::TokenizerError;
+
 /// An engine error.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
@@ -19,6 +22,14 @@ pub enum EngineError {
     Container(#[from] ContainerError),
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    #[error(transparent)]
+    Sampler(#[from] SamplerError),
+    #[error(transparent)]
+    Stop(#[from] StopError),
+    #[error("cannot write the text: {0}")]
+    Sink(String),
     #[error(transparent)]
     Read(#[from] ReadError),
     #[error(transparent)]
@@ -55,6 +66,9 @@ impl Coded for EngineError {
             EngineError::Config(error) => error.exit(),
             EngineError::Container(error) => error.exit(),
             EngineError::Checkpoint(error) => error.exit(),
+            EngineError::Tokenizer(error) => error.exit(),
+            EngineError::Sampler(error) => error.exit(),
+            EngineError::Stop(error) => error.exit(),
             EngineError::Read(error) => error.exit(),
             EngineError::Memory(error) => error.exit(),
             EngineError::Expert { source, .. } => source.exit(),
@@ -63,7 +77,7 @@ impl Coded for EngineError {
             EngineError::NotAModel { .. } | EngineError::Shape { .. } | EngineError::NotFinite { .. } => {
                 Exit::Data
             }
-            EngineError::Thread { .. } | EngineError::NoSlot { .. } => Exit::Internal,
+            EngineError::Thread { .. } | EngineError::NoSlot { .. } | EngineError::Sink(_) => Exit::Internal,
             EngineError::Interrupted => Exit::Interrupted,
         }
     }
@@ -73,6 +87,10 @@ impl Coded for EngineError {
             EngineError::Config(error) => error.code(),
             EngineError::Container(error) => error.code(),
             EngineError::Checkpoint(error) => error.code(),
+            EngineError::Tokenizer(error) => error.code(),
+            EngineError::Sampler(error) => error.code(),
+            EngineError::Stop(error) => error.code(),
+            EngineError::Sink(_) => "output_failed",
             EngineError::Read(error) => error.code(),
             EngineError::Memory(error) => error.code(),
             EngineError::Expert { source, .. } => source.code(),

@@ -4,6 +4,7 @@
 pub mod compute;
 pub mod error;
 pub mod experts;
+pub mod generate;
 pub mod kernels;
 pub mod layers;
 pub mod matrix;
@@ -13,4 +14,5 @@ pub mod tokenizer;
 pub mod weights;
 
 pub use error::EngineError;
+pub use generate::{Finish, Generation, Request, generate};
 pub use model::{Engine, EngineOptions, LayerState, Session, Trace, Wanted, open_source};

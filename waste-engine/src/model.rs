@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use waste_common::checkpoint::Checkpoint;
-use waste_common::config::{Activation, Mixer, ModelConfig};
+use waste_common::config::{Mixer, ModelConfig};
 use waste_common::container::Container;
 use waste_common::io::Bypass;
 use waste_common::plan::scratch::{
@@ -18,7 +18,7 @@ use crate::error::EngineError;
 use crate::experts::source::{BankSource, CheckpointSource, Codebooks, ExpertFormat};
 use crate::experts::{ExpertSource, ExpertStore, ReadStats, StoreOptions};
 use crate::kernels::Kernels;
-use crate::layers::attn_res::{AttnRes, ROWS_MAX};
+use crate::layers::attn_res::AttnRes;
 use crate::layers::ffn::Ffn;
 use crate::layers::kda::{KdaLayer, KdaState};
 use crate::layers::mla::MlaLayer;
@@ -69,12 +69,12 @@ impl Default for EngineOptions {
 }
 
 enum MixerLayer {
-    Kda(KdaLayer),
-    Mla(MlaLayer),
+    Kda(Box<KdaLayer>),
+    Mla(Box<MlaLayer>),
 }
 
 enum FfnLayer {
-    Dense(Ffn),
+    Dense(Box<Ffn>),
     Moe(Box<MoeLayer>),
 }
 
@@ -133,6 +133,9 @@ pub enum Wanted {
     All,
 }
 
+/// Takes the logits of a position: `(position, [vocab])`.
+pub type LogitSink<'a> = dyn FnMut(usize, &[f32]) -> Result<(), EngineError> + Send + 'a;
+
 /// What happened inside, for tests and tools that compare engines.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
@@ -165,7 +168,7 @@ impl Engine {
         let mut layers = Vec::with_capacity(config.layers());
         for layer in 0..config.layers() {
             let ffn = match config.moe_of(layer) {
-                None => FfnLayer::Dense(loader.ffn(layer, "mlp")?),
+                None => FfnLayer::Dense(Box::new(loader.ffn(layer, "mlp")?)),
                 Some(moe) => {
                     let mut weights = loader.moe(layer, moe, number)?;
                     if let (Source::Container(container), ExpertFormat::Vq { shapes, .. }) =
@@ -183,8 +186,8 @@ impl Engine {
                 post_norm: loader.norm(layer, "post_attention_layernorm")?,
                 attn_res: loader.attn_res(layer)?,
                 mixer: match loader.mixer(layer) {
-                    Mixer::Kda => MixerLayer::Kda(loader.kda(layer)?),
-                    Mixer::Mla => MixerLayer::Mla(loader.mla(layer)?),
+                    Mixer::Kda => MixerLayer::Kda(Box::new(loader.kda(layer)?)),
+                    Mixer::Mla => MixerLayer::Mla(Box::new(loader.mla(layer)?)),
                 },
                 ffn,
             });
@@ -209,6 +212,11 @@ impl Engine {
     /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// Context length.
+    pub fn ctx(&self) -> usize {
+        self.options.ctx
     }
 
     /// Name of the kernel set in use.
@@ -275,7 +283,7 @@ impl Engine {
         session: &mut Session,
         tokens: &[u32],
         wanted: Wanted,
-        sink: &mut (dyn FnMut(usize, &[f32]) -> Result<(), EngineError> + Send),
+        sink: &mut LogitSink<'_>,
     ) -> Result<(), EngineError> {
         self.forward_traced(session, tokens, wanted, sink, None)
     }
@@ -286,7 +294,7 @@ impl Engine {
         session: &mut Session,
         tokens: &[u32],
         wanted: Wanted,
-        sink: &mut (dyn FnMut(usize, &[f32]) -> Result<(), EngineError> + Send),
+        sink: &mut LogitSink<'_>,
         mut trace: Option<&mut Trace>,
     ) -> Result<(), EngineError> {
         let room = self.options.ctx - session.position;
@@ -325,7 +333,7 @@ impl Engine {
         session: &mut Session,
         first: usize,
         rows: std::ops::Range<usize>,
-        sink: &mut (dyn FnMut(usize, &[f32]) -> Result<(), EngineError> + Send),
+        sink: &mut LogitSink<'_>,
     ) -> Result<(), EngineError> {
         let (hidden, vocab) = (self.config.hidden, self.config.vocab);
         let capacity = session.stream.len() / 4;
@@ -604,14 +612,5 @@ fn check_options(options: &EngineOptions) -> Result<(), EngineError> {
     if options.readers > 64 {
         return refuse("WASTE_IO_DEPTH", "at most 64 reads can be in flight");
     }
-    debug_assert!(ROWS_MAX > 1024);
     Ok(())
-}
-
-/// The FFNs' activation; named here so that tools need not reach into the configuration.
-pub fn activation_name(activation: Activation) -> &'static str {
-    match activation {
-        Activation::Silu => "silu",
-        Activation::Situ { .. } => "situ",
-    }
 }

@@ -127,18 +127,22 @@ fn gated_norm() {
 fn activations() {
     let golden = component("situ");
     let up = golden.f32("up");
-    let situ = |linear_beta| Activation::Situ { beta: if linear_beta == Some(25.0) { 4.0 } else { 1.0 }, linear_beta };
+    let situ = |linear_beta| Activation::Situ {
+        beta: if linear_beta == Some(25.0) { 4.0 } else { 1.0 },
+        linear_beta,
+    };
     for compute in computes() {
-        for (name, activation) in [
-            ("situ_4_25", situ(Some(25.0))),
-            ("situ_1_none", situ(None)),
-            ("silu_mul", Activation::Silu),
-        ] {
+        for (name, activation) in
+            [("situ_4_25", situ(Some(25.0))), ("situ_1_none", situ(None)), ("silu_mul", Activation::Silu)]
+        {
             let mut found = golden.f32("gate");
             activate(compute.kernels, activation, &mut found, &up);
             for (found, expected) in found.iter().zip(golden.f64(&format!("{name}_f64"))) {
                 let difference = (f64::from(*found) - expected).abs();
-                assert!(difference <= 1e-6 * expected.abs() + 1e-5 * f64::from(expected.abs() < 1.0), "{name}: {found} {expected}");
+                assert!(
+                    difference <= 1e-6 * expected.abs() + 1e-5 * f64::from(expected.abs() < 1.0),
+                    "{name}: {found} {expected}"
+                );
             }
         }
     }
@@ -248,7 +252,11 @@ fn quantised_rows_times_vector() {
                 format,
                 stride,
                 payload: golden.bytes(&tensor("payload")),
-                scales: golden.bytes(&tensor("scale")).chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect(),
+                scales: golden
+                    .bytes(&tensor("scale"))
+                    .chunks_exact(2)
+                    .map(|b| u16::from_le_bytes([b[0], b[1]]))
+                    .collect(),
             };
             let matrix = Matrix { rows, cols: x.len(), data };
             for compute in computes() {

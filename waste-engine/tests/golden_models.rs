@@ -77,7 +77,14 @@ fn check_checkpoint(name: &str) {
         let mut trace = Trace::default();
         let mut session = engine.session();
         let logits = run(&engine, &mut session, &ids, split, Some(&mut trace));
-        assert_rows(&format!("{name} {split:?} logits"), &logits, &expected, config.vocab, RELATIVE_L2, LOGIT_ABS);
+        assert_rows(
+            &format!("{name} {split:?} logits"),
+            &logits,
+            &expected,
+            config.vocab,
+            RELATIVE_L2,
+            LOGIT_ABS,
+        );
         let hidden = golden.f64("hidden_f64");
         for (layer, (found, expected)) in
             trace.hidden.iter().zip(hidden.chunks_exact(n * config.hidden)).enumerate()
@@ -150,7 +157,8 @@ fn check_interop(name: &str) {
         meta[name]["greedy"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
     for verify in [false, true] {
         let engine =
-            Engine::open(&path(&format!("interop/{name}.waste")), EngineOptions { verify, ..options() }).unwrap();
+            Engine::open(&path(&format!("interop/{name}.waste")), EngineOptions { verify, ..options() })
+                .unwrap();
         let vocab = engine.config().vocab;
         for split in [&[64usize] as &[usize], &[1], &[3, 1]] {
             let logits = run(&engine, &mut engine.session(), &ids, split, None);

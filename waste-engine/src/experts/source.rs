@@ -37,21 +37,10 @@ pub enum ExpertFormat {
     /// Vector quantised, as in a container.
     Vq {
         /// Where everything lies in a record.
-        geometry: RecordGeometry,
+        geometry: Box<Geometry>,
         /// Layout of gate, up and down.
         shapes: [VqShape; 3],
     },
-}
-
-/// A container's record layout.
-pub struct RecordGeometry(pub Geometry);
-
-impl RecordGeometry {
-    /// A matrix's packed indices and its f16 row scales.
-    pub fn parts<'a>(&self, record: &'a [u8], kind: ExpertKind) -> (&'a [u8], &'a [u8]) {
-        let geometry = &self.0;
-        (&record[geometry.indices(kind)], &record[geometry.scales(kind)])
-    }
 }
 
 impl ExpertFormat {
@@ -68,7 +57,7 @@ impl ExpertFormat {
                 vectors: layout.vectors(),
             }
         };
-        ExpertFormat::Vq { geometry: RecordGeometry(geometry.clone()), shapes: ExpertKind::ALL.map(shape) }
+        ExpertFormat::Vq { geometry: Box::new(geometry.clone()), shapes: ExpertKind::ALL.map(shape) }
     }
 
     /// A matrix of a dense record; empty for any other.

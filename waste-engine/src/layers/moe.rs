@@ -275,7 +275,7 @@ impl ExpertWork<'_, '_> {
         let (up_tables, down_tables) = rest.split_at_mut(tables);
         let rows = |kind: ExpertKind, tables: &[f32], out: &mut [f32]| {
             let shape = shapes[kind as usize];
-            let (indices, scales) = geometry.parts(record, kind);
+            let (indices, scales) = (&record[geometry.indices(kind)], &record[geometry.scales(kind)]);
             compute.rows(out, BLOCK_ROWS, |first, out| {
                 let indices = &indices[first / BLOCK_ROWS * shape.block_bytes()..];
                 (compute.kernels.vq_rows)(indices, shape, &scales[2 * first..], tables, out);
@@ -415,7 +415,8 @@ impl ExpertView<'_> {
         match (self.context.format, self.codebooks) {
             (ExpertFormat::Vq { geometry, shapes }, Some(books)) => {
                 let shape = shapes[kind as usize];
-                let (indices, scales) = geometry.parts(self.record, kind);
+                let (indices, scales) =
+                    (&self.record[geometry.indices(kind)], &self.record[geometry.scales(kind)]);
                 let indices = &indices[block * shape.block_bytes()..][..shape.block_bytes()];
                 let tile = &mut tile[..count * cols];
                 let scales = &scales[2 * first..2 * (first + count)];
