@@ -24,6 +24,18 @@ pub struct Request {
     pub mask: Option<Mask>,
 }
 
+impl Request {
+    /// Checks everything that can be checked before a model is loaded.
+    pub fn check(&self) -> Result<(), EngineError> {
+        if self.prompt.is_empty() {
+            return Err(EngineError::Option { what: "prompt", why: "it holds no token to go on from".to_owned() });
+        }
+        self.sampler.validate()?;
+        StopMatcher::new(&self.stop)?;
+        Ok(())
+    }
+}
+
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {

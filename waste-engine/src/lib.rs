@@ -15,4 +15,4 @@ pub mod weights;
 
 pub use error::EngineError;
 pub use generate::{Finish, Generation, Request, generate};
-pub use model::{Engine, EngineOptions, LayerState, Session, Trace, Wanted, open_source};
+pub use model::{Engine, EngineOptions, Event, LayerState, LogitSink, Session, Trace, Wanted, Watch, open_source};

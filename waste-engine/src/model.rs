@@ -26,6 +26,43 @@ use crate::layers::moe::{MoeContext, MoeLayer, MoeScratch};
 use crate::matrix::Matrix;
 use crate::weights::{Loader, Source};
 
+/// What happens while one waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// So many layers are loaded.
+    Loaded {
+        /// Layers loaded.
+        layers: usize,
+        /// Layers of the model.
+        of: usize,
+    },
+    /// So many tokens of a prompt have gone through the model.
+    Prefilled {
+        /// Tokens done.
+        tokens: usize,
+        /// Tokens of the prompt.
+        of: usize,
+    },
+}
+
+/// Who is told of events, if anybody.
+#[derive(Clone, Default)]
+pub struct Watch(pub Option<Arc<dyn Fn(Event) + Send + Sync>>);
+
+impl Watch {
+    fn tell(&self, event: Event) {
+        if let Some(watch) = &self.0 {
+            watch(event);
+        }
+    }
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "Watch(on)" } else { "Watch(off)" })
+    }
+}
+
 /// How a model is opened.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
@@ -49,6 +86,8 @@ pub struct EngineOptions {
     pub verify: bool,
     /// Set from outside to stop at the next chunk or token.
     pub cancelled: Arc<AtomicBool>,
+    /// Told of progress.
+    pub watch: Watch,
 }
 
 impl Default for EngineOptions {
@@ -64,6 +103,7 @@ impl Default for EngineOptions {
             bypass: Bypass::On,
             verify: false,
             cancelled: Arc::default(),
+            watch: Watch::default(),
         }
     }
 }
@@ -191,6 +231,7 @@ impl Engine {
                 },
                 ffn,
             });
+            options.watch.tell(Event::Loaded { layers: layer + 1, of: config.layers() });
             if options.cancelled.load(Ordering::Relaxed) {
                 return Err(EngineError::Interrupted);
             }
@@ -316,6 +357,9 @@ impl Engine {
                 let first = session.position;
                 session.position += chunk.len();
                 done += chunk.len();
+                if tokens.len() > 1 {
+                    self.options.watch.tell(Event::Prefilled { tokens: done, of: tokens.len() });
+                }
                 let rows = match wanted {
                     Wanted::All => 0..chunk.len(),
                     Wanted::Last if done == tokens.len() => chunk.len() - 1..chunk.len(),

@@ -1,2 +1,71 @@
-//! Runs a model: text, evaluation, perplexity, tokens.
+//! `waste-run`: text from a model, and what is needed to judge it: next-token distributions, perplexity, tokens.
 #![forbid(unsafe_code)]
+
+pub mod args;
+mod eval;
+mod generate;
+mod info;
+mod input;
+mod open;
+mod perplexity;
+mod tokens;
+
+use waste_common::cli::{Exit, Failure, Output, Tool};
+use waste_engine::kernels::Kernels;
+
+use args::{Args, Command};
+
+/// What the tool says about itself.
+pub const TOOL: Tool = Tool {
+    name: "waste-run",
+    version: env!("CARGO_PKG_VERSION"),
+    schema: "waste-run/1",
+    examples: "  Continue a text:         waste-run k3.waste \"Once upon a time\" -n 200\n  \
+               From a pipeline:         waste-plan k3.waste --json | waste-run - \"hello\"\n  \
+               Sample, reproducibly:    waste-run k3.waste --file prompt.txt --temp 0.8 --top-p 0.95 --seed 7\n  \
+               The next token:          waste-run eval k3.waste \"The capital of France is\" --top 5\n  \
+               What 3 bits cost:        waste-run perplexity k3.waste --file text.txt --run 255 --bos\n  \
+               Count a prompt:          waste-run tokenize k3.waste --file prompt.txt --json\n  \
+               What is in a container:  waste-run info k3.waste",
+    details,
+};
+
+fn details() -> Vec<(&'static str, String)> {
+    let kernels = Kernels::from_env().map_or_else(|error| error.to_string(), |kernels| kernels.name.to_owned());
+    vec![
+        ("container format", "0".to_owned()),
+        ("kernels", kernels),
+        ("kernels in this build", Kernels::NAMES.join(", ")),
+    ]
+}
+
+/// Runs the tool.
+///
+/// # Errors
+/// Whatever the subcommand meets, with its exit code.
+pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
+    match (args.command, args.run) {
+        (Some(Command::Eval(args)), _) => {
+            output.set_schema("waste-run-eval/1");
+            eval::run(args, output)
+        }
+        (Some(Command::Perplexity(args)), _) => {
+            output.set_schema("waste-run-perplexity/1");
+            perplexity::run(args, output)
+        }
+        (Some(Command::Tokenize(args)), _) => {
+            output.set_schema("waste-run-tokenize/1");
+            tokens::tokenize(args, output)
+        }
+        (Some(Command::Detokenize(args)), _) => {
+            output.set_schema("waste-run-detokenize/1");
+            tokens::detokenize(args, output)
+        }
+        (Some(Command::Info(args)), _) => {
+            output.set_schema("waste-run-info/1");
+            info::run(args, output)
+        }
+        (None, Some(args)) => generate::run(args, output),
+        (None, None) => Err(Failure::usage("a MODEL is needed: a container or a checkpoint directory; see --help")),
+    }
+}

@@ -43,6 +43,11 @@ impl Interrupt {
         Interrupt::default()
     }
 
+    /// The flag itself, for code that knows no command line.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.flag)
+    }
+
     /// Ask for the end, as the first signal does.
     pub fn request(&self) {
         self.flag.store(true, Ordering::SeqCst);

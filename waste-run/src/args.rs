@@ -1,0 +1,293 @@
+//! The command line, as clap sees it.
+
+use std::num::ParseIntError;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use waste_common::cli::CommonArgs;
+use waste_common::plan::{Budget, KvType, RamShare};
+
+/// Run a model that is larger than RAM: the trunk stays in memory, experts are read as tokens need them.
+///
+/// MODEL is a container made by waste-convert, or a checkpoint directory (slow and exact).
+#[derive(Debug, Parser)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct Args {
+    /// What to do instead of writing text
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Writing text
+    #[command(flatten)]
+    pub run: Option<RunArgs>,
+    /// Output options
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Print the distribution of the next token
+    Eval(EvalArgs),
+    /// Measure how well the model predicts a text
+    Perplexity(PerplexityArgs),
+    /// Turn text into token ids
+    Tokenize(TokenizeArgs),
+    /// Turn token ids into text
+    Detokenize(DetokenizeArgs),
+    /// Say what a container or checkpoint is
+    Info(InfoArgs),
+}
+
+/// Opening a model.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ModelArgs {
+    /// RAM the run may take: auto, max (all experts if they fit), or a size
+    #[arg(long, env = "WASTE_BUDGET", value_name = "SIZE", value_parser = budget, help_heading = "Memory")]
+    pub budget: Option<Budget>,
+    /// Share of the usable RAM that an automatic budget stays within
+    #[arg(long, value_name = "N/D", help_heading = "Memory", default_value = "7/8")]
+    pub ram_share: RamShare,
+    /// Run even if the floor is above the usable RAM
+    #[arg(long, help_heading = "Memory")]
+    pub allow_swap: bool,
+    /// Context length: prompt and generation together [default: 4096]
+    #[arg(long, value_name = "TOKENS", help_heading = "Memory")]
+    pub ctx: Option<usize>,
+    /// How the latent KV cache is kept [default: f32]
+    #[arg(long, value_name = "TYPE", help_heading = "Memory")]
+    pub kv: Option<KvType>,
+    /// Take budget, context and KV type from the JSON of waste-plan
+    #[arg(long, value_name = "FILE", help_heading = "Memory")]
+    pub plan: Option<PathBuf>,
+    /// Compute threads [default: one a CPU]
+    #[arg(long, env = "WASTE_THREADS", value_name = "N", help_heading = "Compute and I/O")]
+    pub threads: Option<usize>,
+    /// Bind the compute threads to these CPUs, such as 0-2,6-8 (Linux)
+    #[arg(long, value_name = "LIST", value_parser = cpu_list, help_heading = "Compute and I/O")]
+    pub cpus: Option<CpuList>,
+    /// The arithmetic: f32 tables and products
+    #[arg(long, value_name = "KIND", default_value = "exact", value_parser = ["exact"], help_heading = "Compute and I/O")]
+    pub arith: String,
+    /// Check the checksum of every expert record as it is read
+    #[arg(long, help_heading = "Compute and I/O")]
+    pub verify: bool,
+    /// Read experts through the page cache
+    #[arg(long, help_heading = "Compute and I/O")]
+    pub no_direct_io: bool,
+}
+
+/// A list of CPU numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuList(pub Vec<usize>);
+
+/// Where a text comes from.
+#[derive(Clone, Debug, clap::Args)]
+pub struct TextArgs {
+    /// The text; `-` reads it from standard input, as leaving it out does unless that is a terminal
+    #[arg(value_name = "TEXT", conflicts_with = "file", allow_hyphen_values = false)]
+    pub text: Option<String>,
+    /// Read the text from a file, exactly as it is
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+}
+
+/// Writing text.
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    /// A container, a checkpoint directory, or `-` for the JSON of the previous tool
+    pub model: PathBuf,
+    /// The prompt; `-` reads it from standard input, as leaving it out does unless that is a terminal
+    #[arg(value_name = "PROMPT", conflicts_with = "file")]
+    pub prompt: Option<String>,
+    /// Read the prompt from a file, exactly as it is
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Go on from these token ids, exactly as given, instead of a text
+    #[arg(long, value_name = "1,2,3", conflicts_with_all = ["prompt", "file"], value_parser = id_list)]
+    pub ids: Option<IdList>,
+    /// Continue the text as it stands, without a chat format (the only mode so far)
+    #[arg(long)]
+    pub raw: bool,
+    /// Do not put [BOS] before the text
+    #[arg(long)]
+    pub no_bos: bool,
+    /// Most tokens to write
+    #[arg(short = 'n', long = "tokens", value_name = "N", default_value_t = 128, help_heading = "Sampling")]
+    pub tokens: usize,
+    /// Temperature; 0 always takes the most likely token
+    #[arg(long, value_name = "T", default_value_t = 0.0, help_heading = "Sampling")]
+    pub temp: f64,
+    /// Sample among the most likely tokens that make up this probability
+    #[arg(long, value_name = "P", default_value_t = 1.0, help_heading = "Sampling")]
+    pub top_p: f64,
+    /// Sample among this many most likely tokens; 0 for all
+    #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
+    pub top_k: u32,
+    /// Drop tokens less likely than this share of the most likely one
+    #[arg(long, value_name = "P", default_value_t = 0.0, help_heading = "Sampling")]
+    pub min_p: f64,
+    /// Lower the logits of tokens that were written already
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, help_heading = "Sampling")]
+    pub presence_penalty: f64,
+    /// Lower the logits of tokens for each time they were written
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, help_heading = "Sampling")]
+    pub frequency_penalty: f64,
+    /// Seed of the random numbers; the same seed gives the same text [default: from the system]
+    #[arg(long, value_name = "N", help_heading = "Sampling")]
+    pub seed: Option<u64>,
+    /// End the text before this string (repeatable)
+    #[arg(long, value_name = "STRING", help_heading = "Sampling")]
+    pub stop: Vec<String>,
+    /// Allow tokens that have no place in a text, such as [PAD] and reserved ids
+    #[arg(long, help_heading = "Sampling")]
+    pub no_mask: bool,
+    /// Opening the model
+    #[command(flatten)]
+    pub open: ModelArgs,
+}
+
+/// The distribution of the next token.
+#[derive(Debug, clap::Args)]
+pub struct EvalArgs {
+    /// A container, a checkpoint directory, or `-` for the JSON of the previous tool
+    pub model: PathBuf,
+    /// The text
+    #[command(flatten)]
+    pub text: TextArgs,
+    /// Token ids, exactly as given, instead of a text
+    #[arg(long, value_name = "1,2,3", conflicts_with_all = ["text", "file"], value_parser = id_list)]
+    pub ids: Option<IdList>,
+    /// Do not put [BOS] before the text
+    #[arg(long)]
+    pub no_bos: bool,
+    /// Tokens to list
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub top: usize,
+    /// Write `logits` [positions, vocabulary] and `ids` [positions] to a safetensors file
+    #[arg(long, value_name = "FILE")]
+    pub save_logits: Option<PathBuf>,
+    /// Opening the model
+    #[command(flatten)]
+    pub open: ModelArgs,
+}
+
+/// How well the model predicts a text.
+#[derive(Debug, clap::Args)]
+pub struct PerplexityArgs {
+    /// A container, a checkpoint directory, or `-` for the JSON of the previous tool
+    pub model: PathBuf,
+    /// The text
+    #[arg(long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// Cut the text into runs of this many tokens, each from an empty state [default: as the context allows]
+    #[arg(long, value_name = "TOKENS")]
+    pub run: Option<usize>,
+    /// Put [BOS] before each run, so that its first token is predicted too
+    #[arg(long)]
+    pub bos: bool,
+    /// Opening the model
+    #[command(flatten)]
+    pub open: ModelArgs,
+}
+
+/// Text to tokens.
+#[derive(Debug, clap::Args)]
+pub struct TokenizeArgs {
+    /// A directory with a tokenizer, or `-` for the JSON of the previous tool
+    pub model: PathBuf,
+    /// The text
+    #[command(flatten)]
+    pub text: TextArgs,
+    /// Recognise special tokens such as <|open|>
+    #[arg(long)]
+    pub markup: bool,
+}
+
+/// Tokens to text.
+#[derive(Debug, clap::Args)]
+pub struct DetokenizeArgs {
+    /// A directory with a tokenizer, or `-` for the JSON of the previous tool
+    pub model: PathBuf,
+    /// Token ids; without it they are read from standard input
+    #[arg(long, value_name = "1,2,3", value_parser = id_list)]
+    pub ids: Option<IdList>,
+}
+
+/// What a model is.
+#[derive(Debug, clap::Args)]
+pub struct InfoArgs {
+    /// A container, a checkpoint directory, or `-` for the JSON of the previous tool
+    pub model: PathBuf,
+}
+
+/// A list of token ids.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdList(pub Vec<u32>);
+
+fn budget(text: &str) -> Result<Budget, String> {
+    text.parse().map_err(|error| format!("{error}"))
+}
+
+/// Token ids, separated by commas or white space.
+pub fn id_list(text: &str) -> Result<IdList, String> {
+    let ids: Result<Vec<u32>, ParseIntError> =
+        text.split(|c: char| c == ',' || c.is_whitespace()).filter(|id| !id.is_empty()).map(str::parse).collect();
+    match ids {
+        Ok(ids) => Ok(IdList(ids)),
+        Err(error) => Err(format!("expected token ids such as 1,2,3: {error}")),
+    }
+}
+
+/// CPU numbers and ranges, such as `0-2,6-8`.
+fn cpu_list(text: &str) -> Result<CpuList, String> {
+    let wrong = || format!("expected CPU numbers such as 0-2,6-8, found `{text}`");
+    let number = |text: &str| text.trim().parse::<usize>().ok().filter(|&cpu| cpu < 1 << 16);
+    let mut cpus = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = match part.split_once('-') {
+            Some((first, last)) => (number(first), number(last)),
+            None => (number(part), number(part)),
+        };
+        let (Some(first), Some(last)) = (first, last) else { return Err(wrong()) };
+        if first > last {
+            return Err(wrong());
+        }
+        cpus.extend(first..=last);
+    }
+    cpus.sort_unstable();
+    cpus.dedup();
+    Ok(CpuList(cpus))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn lists_are_strict() {
+        assert_eq!(cpu_list("6-8,0"), Ok(CpuList(vec![0, 6, 7, 8])));
+        for wrong in ["", "a", "3-1", "1-", "-2", "1,,2", "99999999"] {
+            assert!(cpu_list(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(id_list("1, 2\n3"), Ok(IdList(vec![1, 2, 3])));
+        for wrong in ["x", "1,-2", "1.5", "4294967296"] {
+            assert!(id_list(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_may_be_called_like_a_subcommand() {
+        let args = Args::parse_from(["waste-run", "model", "eval"]);
+        assert_eq!(args.run.unwrap().prompt.unwrap(), "eval");
+        let args = Args::parse_from(["waste-run", "eval", "model", "text"]);
+        assert!(matches!(args.command, Some(Command::Eval(_))));
+    }
+}

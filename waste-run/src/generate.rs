@@ -1,0 +1,185 @@
+//! Writing text.
+
+use serde::Serialize;
+use waste_common::cli::{Exit, Failure, Output, resolve_model};
+use waste_common::config::read_eos;
+use waste_common::json::{self, MANIFEST_BYTES_MAX};
+use waste_common::machine::peak_rss_bytes;
+use waste_engine::sampler::{Mask, SamplerOptions};
+use waste_engine::tokenizer::Tokenizer;
+use waste_engine::{Engine, EngineError, Finish, Request};
+
+use crate::args::{RunArgs, TextArgs};
+use crate::input;
+use crate::open::{self, size};
+
+#[derive(Serialize)]
+struct Report<'a> {
+    text: &'a str,
+    ids: &'a [u32],
+    prompt_tokens: usize,
+    tokens: usize,
+    finish_reason: &'static str,
+    seconds: Seconds,
+    tokens_per_second: f64,
+    prefill_tokens_per_second: f64,
+    expert_hits: u64,
+    expert_ahead_hits: u64,
+    expert_misses: u64,
+    expert_ahead_reads: u64,
+    stall_seconds: f64,
+    bytes_read: u64,
+    direct_io: bool,
+    kernel: &'static str,
+    arith: &'a str,
+    kv: String,
+    threads: usize,
+    seed: u64,
+    ctx: usize,
+    budget_bytes: u64,
+    peak_rss_bytes: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Seconds {
+    load: f64,
+    prefill: f64,
+    decode: f64,
+}
+
+/// Runs the model on a prompt and streams what it writes.
+pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
+    let model = resolve_model(&args.model)?;
+    let tokenizer = Tokenizer::open(model.path())?;
+    let prompt = match &args.ids {
+        Some(ids) => ids.0.clone(),
+        None => {
+            let text = TextArgs { text: args.prompt.clone(), file: args.file.clone() };
+            let text = input::text(&text, model.chained().is_some())?;
+            input::encode(&tokenizer, &text, !args.no_bos)?
+        }
+    };
+    let mut request = Request {
+        max_tokens: args.tokens,
+        sampler: SamplerOptions {
+            temperature: args.temp,
+            top_k: args.top_k,
+            top_p: args.top_p,
+            min_p: args.min_p,
+            seed: args.seed,
+            presence_penalty: args.presence_penalty,
+            frequency_penalty: args.frequency_penalty,
+            ..SamplerOptions::default()
+        },
+        stop: args.stop.clone(),
+        prompt,
+        ..Request::default()
+    };
+    request.check()?;
+
+    let opened = open::open(&model, &args.open, output)?;
+    let engine = &opened.engine;
+    request.stop_ids = stop_ids(engine, &tokenizer, model.path())?;
+    if !args.no_mask {
+        let mut mask = Mask::without(engine.config().vocab, &tokenizer.banned_in_text());
+        // Ids beyond the tokenizer have no text.
+        (tokenizer.vocab_size()..engine.config().vocab as u32).for_each(|id| mask.ban(id));
+        request.mask = Some(mask);
+    }
+    let mut session = engine.session();
+    let mut failed = None;
+    let outcome = waste_engine::generate(engine, &mut session, &tokenizer, &request, &mut |text| {
+        if output.json() {
+            return Ok(());
+        }
+        let mut stdout = output.text();
+        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|failure| {
+            let error = EngineError::Sink(failure.message.clone());
+            failed = Some(failure);
+            error
+        })
+    });
+    if let Some(failure) = failed {
+        return Err(failure);
+    }
+    let generation = outcome?;
+
+    let reads = engine.read_stats();
+    let rate = |tokens: usize, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+    // The first token comes out of the prompt's pass.
+    let decoded = generation.tokens.len().saturating_sub(1);
+    let report = Report {
+        text: &generation.text,
+        ids: &generation.tokens,
+        prompt_tokens: request.prompt.len(),
+        tokens: generation.tokens.len(),
+        finish_reason: generation.finish.reason(),
+        seconds: Seconds {
+            load: opened.load_seconds,
+            prefill: generation.prefill_seconds,
+            decode: generation.decode_seconds,
+        },
+        tokens_per_second: rate(decoded, generation.decode_seconds),
+        prefill_tokens_per_second: rate(request.prompt.len(), generation.prefill_seconds),
+        expert_hits: reads.hits,
+        expert_ahead_hits: reads.ahead_hits,
+        expert_misses: reads.misses,
+        expert_ahead_reads: reads.ahead_reads,
+        stall_seconds: reads.stall_nanos as f64 * 1e-9,
+        bytes_read: reads.bytes_read,
+        direct_io: engine.direct_io(),
+        kernel: engine.kernels(),
+        arith: &args.open.arith,
+        kv: opened.plan.kv.to_string(),
+        threads: opened.plan.threads,
+        seed: generation.seed,
+        ctx: opened.plan.ctx,
+        budget_bytes: opened.plan.budget_bytes,
+        peak_rss_bytes: peak_rss_bytes(),
+    };
+    if output.json() {
+        output.result(&report)?;
+    } else {
+        output.text().write_all(b"\n")?;
+    }
+    say(&report, generation.finish, output);
+    Ok(if generation.finish == Finish::Cancelled { Exit::Interrupted } else { Exit::Done })
+}
+
+/// Every id that ends a text: what the configurations name, and [EOS]; the files disagree, so all of them stop.
+fn stop_ids(engine: &Engine, tokenizer: &Tokenizer, dir: &std::path::Path) -> Result<Vec<u32>, Failure> {
+    let mut ids = engine.config().eos.clone();
+    let path = dir.join("generation_config.json");
+    if path.exists() {
+        let config = json::read(&path, MANIFEST_BYTES_MAX)?;
+        ids.extend(read_eos(config.get("eos_token_id")).unwrap_or_default());
+    }
+    ids.extend(tokenizer.eos());
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
+
+fn say(report: &Report, finish: Finish, output: &Output) {
+    let demands = report.expert_hits + report.expert_ahead_hits + report.expert_misses;
+    let share = if demands > 0 { 100.0 * report.expert_hits as f64 / demands as f64 } else { 0.0 };
+    output.note(format_args!(
+        "{} tokens in {:.2} s ({:.2} tok/s), prompt of {} in {:.2} s ({:.2} tok/s), loaded in {:.2} s",
+        report.tokens,
+        report.seconds.decode,
+        report.tokens_per_second,
+        report.prompt_tokens,
+        report.seconds.prefill,
+        report.prefill_tokens_per_second,
+        report.seconds.load,
+    ));
+    output.note(format_args!(
+        "experts: {} hits ({share:.1} %), {} read ahead in time, {} misses; {} read, {:.2} s waited; stopped because {}",
+        report.expert_hits,
+        report.expert_ahead_hits,
+        report.expert_misses,
+        size(report.bytes_read),
+        report.stall_seconds,
+        finish.explain(),
+    ));
+}

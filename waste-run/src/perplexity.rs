@@ -1,0 +1,86 @@
+//! How well a model predicts a text.
+
+use serde::Serialize;
+use waste_common::cli::{Exit, Failure, Output, Progress, Unit, resolve_model};
+use waste_engine::Wanted;
+use waste_engine::tokenizer::Tokenizer;
+
+use crate::args::PerplexityArgs;
+use crate::eval::log_sum_exp;
+use crate::{input, open};
+
+#[derive(Serialize)]
+struct Report {
+    tokens: usize,
+    bytes: usize,
+    nll: f64,
+    ppl: f64,
+    bits_per_byte: f64,
+    runs: usize,
+    run: usize,
+    bos: bool,
+    seconds: f64,
+    budget_bytes: u64,
+}
+
+/// Measures a text: cut into runs, each from an empty state, the loss of every predicted token summed.
+pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
+    let model = resolve_model(&args.model)?;
+    let tokenizer = Tokenizer::open(model.path())?;
+    let text = input::from_file(&args.file)?;
+    let ids = tokenizer.encode(&text);
+    let bos = if args.bos { Some(input::bos(&tokenizer)?) } else { None };
+    let opened = open::open(&model, &args.open, output)?;
+    let room = opened.plan.ctx - usize::from(args.bos);
+    let run = args.run.unwrap_or(room);
+    if run == 0 || run > room {
+        return Err(Failure::usage(format!("--run {run}: a run must hold 1 to {room} tokens (--ctx {})", opened.plan.ctx)));
+    }
+    let engine = &opened.engine;
+    let mut session = engine.session();
+    let progress = Progress::new(output, "measuring", ids.len() as u64, Unit::Count);
+    let start = std::time::Instant::now();
+    let (mut loss, mut tokens, mut runs) = (0.0, 0, 0);
+    for part in ids.chunks(run) {
+        let sequence: Vec<u32> = bos.into_iter().chain(part.iter().copied()).collect();
+        // Each token is predicted from those before it; what the last one leads to is not measured.
+        let (Some((_, input)), targets) = (sequence.split_last(), &sequence[1..]) else { continue };
+        if input.is_empty() {
+            continue;
+        }
+        session.reset();
+        engine.forward(&mut session, input, Wanted::All, &mut |position, logits| {
+            loss += log_sum_exp(logits) - f64::from(logits[targets[position] as usize]);
+            tokens += 1;
+            Ok(())
+        })?;
+        runs += 1;
+        progress.add(part.len() as u64);
+        opened.interrupt.check()?;
+    }
+    progress.finish();
+    if tokens == 0 {
+        return Err(Failure::data("text_too_short", "the text holds no token to predict; --bos makes the first one count"));
+    }
+    let nll = loss / tokens as f64;
+    let report = Report {
+        tokens,
+        bytes: text.len(),
+        nll,
+        ppl: nll.exp(),
+        bits_per_byte: loss / std::f64::consts::LN_2 / text.len() as f64,
+        runs,
+        run,
+        bos: args.bos,
+        seconds: start.elapsed().as_secs_f64(),
+        budget_bytes: opened.plan.budget_bytes,
+    };
+    if output.json() {
+        output.result(&report)?;
+        return Ok(Exit::Done);
+    }
+    let Report { tokens, bytes, nll, ppl, bits_per_byte, seconds, .. } = report;
+    writeln!(output.text(), "{tokens} tokens, {bytes} bytes: nll {nll:.5}, ppl {ppl:.4}, bits per byte {bits_per_byte:.5}")?;
+    output.note(format_args!("{seconds:.1} s, {:.1} tokens per second", tokens as f64 / seconds));
+    Ok(Exit::Done)
+}
