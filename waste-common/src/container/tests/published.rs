@@ -68,6 +68,16 @@ fn golden_records_decode() {
             .map(|kind| MatrixData { indices: record.indices(kind), scales: &scales[kind as usize] });
         let again = encode_record(expected.layer, expected.expert, base, &geometry, matrices);
         assert_eq!(again, bytes("record"), "{case} record");
+
+        // Published VQ2R banks say 4; 6-bit indices go with 8 alone.
+        let accepted: Vec<u8> = (0..=255)
+            .filter(|fmt| {
+                let mut record = bytes("record").to_vec();
+                record[8] = *fmt;
+                RecordView::check(&record, &expected).is_ok()
+            })
+            .collect();
+        assert_eq!(accepted, if case == "vq4p" { vec![8] } else { vec![4, 5] });
     }
 }
 
