@@ -28,7 +28,10 @@ impl Request {
     /// Checks everything that can be checked before a model is loaded.
     pub fn check(&self) -> Result<(), EngineError> {
         if self.prompt.is_empty() {
-            return Err(EngineError::Option { what: "prompt", why: "it holds no token to go on from".to_owned() });
+            return Err(EngineError::Option {
+                what: "prompt",
+                why: "it holds no token to go on from".to_owned(),
+            });
         }
         self.sampler.validate()?;
         StopMatcher::new(&self.stop)?;

@@ -15,4 +15,6 @@ pub mod weights;
 
 pub use error::EngineError;
 pub use generate::{Finish, Generation, Request, generate};
-pub use model::{Engine, EngineOptions, Event, LayerState, LogitSink, Session, Trace, Wanted, Watch, open_source};
+pub use model::{
+    Engine, EngineOptions, Event, LayerState, LogitSink, Session, Trace, Wanted, Watch, open_source,
+};

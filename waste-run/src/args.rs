@@ -128,10 +128,22 @@ pub struct RunArgs {
     #[arg(long, value_name = "P", default_value_t = 0.0, help_heading = "Sampling")]
     pub min_p: f64,
     /// Lower the logits of tokens that were written already
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        help_heading = "Sampling"
+    )]
     pub presence_penalty: f64,
     /// Lower the logits of tokens for each time they were written
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        help_heading = "Sampling"
+    )]
     pub frequency_penalty: f64,
     /// Seed of the random numbers; the same seed gives the same text [default: from the system]
     #[arg(long, value_name = "N", help_heading = "Sampling")]
@@ -231,8 +243,11 @@ fn budget(text: &str) -> Result<Budget, String> {
 
 /// Token ids, separated by commas or white space.
 pub fn id_list(text: &str) -> Result<IdList, String> {
-    let ids: Result<Vec<u32>, ParseIntError> =
-        text.split(|c: char| c == ',' || c.is_whitespace()).filter(|id| !id.is_empty()).map(str::parse).collect();
+    let ids: Result<Vec<u32>, ParseIntError> = text
+        .split(|c: char| c == ',' || c.is_whitespace())
+        .filter(|id| !id.is_empty())
+        .map(str::parse)
+        .collect();
     match ids {
         Ok(ids) => Ok(IdList(ids)),
         Err(error) => Err(format!("expected token ids such as 1,2,3: {error}")),

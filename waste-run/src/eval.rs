@@ -37,7 +37,9 @@ pub fn run(args: EvalArgs, output: &Output) -> Result<Exit, Failure> {
             let text = input::text(&args.text, model.chained().is_some())?;
             let tokenizer = match &tokenizer {
                 Ok(tokenizer) => tokenizer,
-                Err(_) => return Err(tokenizer.err().map_or_else(|| Failure::internal("no tokenizer"), Into::into)),
+                Err(_) => {
+                    return Err(tokenizer.err().map_or_else(|| Failure::internal("no tokenizer"), Into::into));
+                }
             };
             input::encode(tokenizer, &text, !args.no_bos)?
         }
@@ -120,12 +122,15 @@ struct LogitFile {
 impl LogitFile {
     fn create(path: &Path, ids: &[u32], vocab: usize) -> Result<Self, Failure> {
         let rows = ids.len();
-        let logits = TensorInfo { dtype: Dtype::F32, shape: vec![rows, vocab], data_offsets: (0, 4 * rows * vocab) };
+        let logits =
+            TensorInfo { dtype: Dtype::F32, shape: vec![rows, vocab], data_offsets: (0, 4 * rows * vocab) };
         let end = logits.data_offsets.1;
-        let id_info = TensorInfo { dtype: Dtype::I32, shape: vec![rows], data_offsets: (end, end + 4 * rows) };
+        let id_info =
+            TensorInfo { dtype: Dtype::I32, shape: vec![rows], data_offsets: (end, end + 4 * rows) };
         let tensors = vec![("logits".to_owned(), logits), ("ids".to_owned(), id_info)];
         let metadata = Metadata::new(None, tensors).map_err(|error| Failure::internal(error.to_string()))?;
-        let mut header = serde_json::to_vec(&metadata).map_err(|error| Failure::internal(error.to_string()))?;
+        let mut header =
+            serde_json::to_vec(&metadata).map_err(|error| Failure::internal(error.to_string()))?;
         header.resize(header.len().next_multiple_of(8), b' ');
         let mut file = AtomicFile::create(path)?;
         file.append(&(header.len() as u64).to_le_bytes())?;

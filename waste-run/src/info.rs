@@ -48,7 +48,8 @@ pub fn run(args: InfoArgs, output: &Output) -> Result<Exit, Failure> {
             let codebooks = container.codebooks().map_or(0, |books| books.source().bytes());
             let quant = &container.manifest().expert_quant;
             let record = container.geometry().map_or(0, |geometry| geometry.record_bytes() as u64);
-            let quantization = format!("{} ({} bits per weight)", quant.fmt.name(), quant.bits_per_weight);
+            let bits = f64::from(quant.stages * quant.bits().bits()) / 8.0;
+            let quantization = format!("{} ({bits:.2} bits per weight)", quant.fmt.name());
             ("container", quantization, record, banks + codebooks + container.trunk().source().bytes())
         }
         Source::Checkpoint(checkpoint) => {
@@ -92,9 +93,18 @@ pub fn run(args: InfoArgs, output: &Output) -> Result<Exit, Failure> {
         report.layers, report.kda_layers, report.mla_layers, report.moe_layers
     )?;
     writeln!(out, "experts       {} a layer, {} a token", report.experts, report.top_k)?;
-    writeln!(out, "parameters    {:.3e} in all, {:.3e} a token", report.params_total as f64, report.params_active as f64)?;
+    writeln!(
+        out,
+        "parameters    {:.3e} in all, {:.3e} a token",
+        report.params_total as f64, report.params_active as f64
+    )?;
     writeln!(out, "hidden size   {}, vocabulary {}", report.hidden, report.vocab)?;
     writeln!(out, "experts as    {}", report.quantization)?;
-    writeln!(out, "size          {}{}", size(report.bytes), if report.vision { ", with a vision tower" } else { "" })?;
+    writeln!(
+        out,
+        "size          {}{}",
+        size(report.bytes),
+        if report.vision { ", with a vision tower" } else { "" }
+    )?;
     Ok(Exit::Done)
 }

@@ -50,7 +50,10 @@ fn read(source: impl Read, name: &str) -> Result<String, Failure> {
         .read_to_end(&mut bytes)
         .map_err(|error| Failure::data("unreadable_file", format!("cannot read {name}: {error}")))?;
     if bytes.len() as u64 > TEXT_BYTES_MAX {
-        return Err(Failure::data("text_too_large", format!("{name} holds more than {TEXT_BYTES_MAX} bytes")));
+        return Err(Failure::data(
+            "text_too_large",
+            format!("{name} holds more than {TEXT_BYTES_MAX} bytes"),
+        ));
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
@@ -70,5 +73,7 @@ pub fn encode(tokenizer: &Tokenizer, text: &str, bos: bool) -> Result<Vec<u32>, 
 
 /// The id of [BOS].
 pub fn bos(tokenizer: &Tokenizer) -> Result<u32, Failure> {
-    tokenizer.bos().ok_or_else(|| Failure::data("no_bos", "the tokenizer names no [BOS]; use --no-bos or --ids"))
+    tokenizer
+        .bos()
+        .ok_or_else(|| Failure::data("no_bos", "the tokenizer names no [BOS]; use --no-bos or --ids"))
 }

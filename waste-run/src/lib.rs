@@ -31,7 +31,8 @@ pub const TOOL: Tool = Tool {
 };
 
 fn details() -> Vec<(&'static str, String)> {
-    let kernels = Kernels::from_env().map_or_else(|error| error.to_string(), |kernels| kernels.name.to_owned());
+    let kernels =
+        Kernels::from_env().map_or_else(|error| error.to_string(), |kernels| kernels.name.to_owned());
     vec![
         ("container format", "0".to_owned()),
         ("kernels", kernels),
@@ -66,6 +67,8 @@ pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
             info::run(args, output)
         }
         (None, Some(args)) => generate::run(args, output),
-        (None, None) => Err(Failure::usage("a MODEL is needed: a container or a checkpoint directory; see --help")),
+        (None, None) => {
+            Err(Failure::usage("a MODEL is needed: a container or a checkpoint directory; see --help"))
+        }
     }
 }

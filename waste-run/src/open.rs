@@ -142,10 +142,13 @@ fn plan_options(model: &Model, args: &ModelArgs) -> Result<PlanOptions, Failure>
             options.ctx = usize::try_from(ctx).unwrap_or(usize::MAX);
         }
         if let Some(kv) = planned.kv()? {
-            options.kv = kv.parse().map_err(|error| Failure::data("invalid_plan", format!("kv `{kv}`: {error}")))?;
+            options.kv =
+                kv.parse().map_err(|error| Failure::data("invalid_plan", format!("kv `{kv}`: {error}")))?;
         }
         if planned.vision()?.unwrap_or(false) {
-            return Err(Failure::usage("the plan includes images, which waste-run cannot take yet; plan without --vision"));
+            return Err(Failure::usage(
+                "the plan includes images, which waste-run cannot take yet; plan without --vision",
+            ));
         }
     }
     options.ctx = args.ctx.unwrap_or(options.ctx);

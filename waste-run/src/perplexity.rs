@@ -34,7 +34,10 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
     let room = opened.plan.ctx - usize::from(args.bos);
     let run = args.run.unwrap_or(room);
     if run == 0 || run > room {
-        return Err(Failure::usage(format!("--run {run}: a run must hold 1 to {room} tokens (--ctx {})", opened.plan.ctx)));
+        return Err(Failure::usage(format!(
+            "--run {run}: a run must hold 1 to {room} tokens (--ctx {})",
+            opened.plan.ctx
+        )));
     }
     let engine = &opened.engine;
     let mut session = engine.session();
@@ -60,7 +63,10 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
     }
     progress.finish();
     if tokens == 0 {
-        return Err(Failure::data("text_too_short", "the text holds no token to predict; --bos makes the first one count"));
+        return Err(Failure::data(
+            "text_too_short",
+            "the text holds no token to predict; --bos makes the first one count",
+        ));
     }
     let nll = loss / tokens as f64;
     let report = Report {
@@ -80,7 +86,10 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
         return Ok(Exit::Done);
     }
     let Report { tokens, bytes, nll, ppl, bits_per_byte, seconds, .. } = report;
-    writeln!(output.text(), "{tokens} tokens, {bytes} bytes: nll {nll:.5}, ppl {ppl:.4}, bits per byte {bits_per_byte:.5}")?;
+    writeln!(
+        output.text(),
+        "{tokens} tokens, {bytes} bytes: nll {nll:.5}, ppl {ppl:.4}, bits per byte {bits_per_byte:.5}"
+    )?;
     output.note(format_args!("{seconds:.1} s, {:.1} tokens per second", tokens as f64 / seconds));
     Ok(Exit::Done)
 }

@@ -40,7 +40,9 @@ pub fn detokenize(args: DetokenizeArgs, output: &Output) -> Result<Exit, Failure
     let tokenizer = Tokenizer::open(model.path())?;
     let ids = match args.ids {
         Some(ids) => ids.0,
-        None if model.chained().is_some() => return Err(Failure::usage("with MODEL `-` the ids come from --ids")),
+        None if model.chained().is_some() => {
+            return Err(Failure::usage("with MODEL `-` the ids come from --ids"));
+        }
         None => id_list(&input::from_stdin()?).map_err(|error| Failure::data("invalid_ids", error))?.0,
     };
     let bytes = tokenizer.decode(&ids)?;

@@ -16,7 +16,7 @@ mod size;
 pub use crate::error::{Coded, Exit};
 pub use app::{Captured, Tool, after_help, main, run_captured};
 pub use args::CommonArgs;
-pub use chain::{Model, resolve_model};
+pub use chain::{Chained, Kind, Model, resolve_model};
 pub use failure::{Details, Failure};
 pub use output::{Output, Text};
 pub use progress::{Progress, Unit};
