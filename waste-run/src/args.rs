@@ -18,7 +18,7 @@ pub struct Args {
     pub command: Option<Command>,
     /// Writing text
     #[command(flatten)]
-    pub run: Option<RunArgs>,
+    pub run: RunArgs,
     /// Output options
     #[command(flatten)]
     pub common: CommonArgs,
@@ -96,7 +96,8 @@ pub struct TextArgs {
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// A container, a checkpoint directory, or `-` for the JSON of the previous tool
-    pub model: PathBuf,
+    #[arg(value_name = "MODEL", required = true)]
+    pub model: Option<PathBuf>,
     /// The prompt; `-` reads it from standard input, as leaving it out does unless that is a terminal
     #[arg(value_name = "PROMPT", conflicts_with = "file")]
     pub prompt: Option<String>,
@@ -301,7 +302,7 @@ mod tests {
     #[test]
     fn a_prompt_may_be_called_like_a_subcommand() {
         let args = Args::parse_from(["waste-run", "model", "eval"]);
-        assert_eq!(args.run.unwrap().prompt.unwrap(), "eval");
+        assert_eq!(args.run.prompt.unwrap(), "eval");
         let args = Args::parse_from(["waste-run", "eval", "model", "text"]);
         assert!(matches!(args.command, Some(Command::Eval(_))));
     }

@@ -49,7 +49,8 @@ struct Seconds {
 
 /// Runs the model on a prompt and streams what it writes.
 pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
-    let model = resolve_model(&args.model)?;
+    let model = args.model.as_deref().ok_or_else(|| Failure::usage("a MODEL is needed; see --help"))?;
+    let model = resolve_model(model)?;
     let tokenizer = Tokenizer::open(model.path())?;
     let prompt = match &args.ids {
         Some(ids) => ids.0.clone(),

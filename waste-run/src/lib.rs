@@ -45,30 +45,27 @@ fn details() -> Vec<(&'static str, String)> {
 /// # Errors
 /// Whatever the subcommand meets, with its exit code.
 pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
-    match (args.command, args.run) {
-        (Some(Command::Eval(args)), _) => {
+    match args.command {
+        None => generate::run(args.run, output),
+        Some(Command::Eval(args)) => {
             output.set_schema("waste-run-eval/1");
             eval::run(args, output)
         }
-        (Some(Command::Perplexity(args)), _) => {
+        Some(Command::Perplexity(args)) => {
             output.set_schema("waste-run-perplexity/1");
             perplexity::run(args, output)
         }
-        (Some(Command::Tokenize(args)), _) => {
+        Some(Command::Tokenize(args)) => {
             output.set_schema("waste-run-tokenize/1");
             tokens::tokenize(args, output)
         }
-        (Some(Command::Detokenize(args)), _) => {
+        Some(Command::Detokenize(args)) => {
             output.set_schema("waste-run-detokenize/1");
             tokens::detokenize(args, output)
         }
-        (Some(Command::Info(args)), _) => {
+        Some(Command::Info(args)) => {
             output.set_schema("waste-run-info/1");
             info::run(args, output)
-        }
-        (None, Some(args)) => generate::run(args, output),
-        (None, None) => {
-            Err(Failure::usage("a MODEL is needed: a container or a checkpoint directory; see --help"))
         }
     }
 }
