@@ -71,29 +71,42 @@ pub struct Estimate {
     pub tokens_per_second_max: Option<f64>,
 }
 
-impl Estimate {
-    /// What a disk of `gbps` (10^9 bytes a second) allows with this share of experts found in the cache; by default
-    /// all of them if the cache holds all, else none.
+/// The disk's speed and what the cache is expected to save it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    gbps: f64,
+    hit_rate: Option<f64>,
+}
+
+impl Speed {
+    /// A disk that reads `gbps` (10^9 bytes) a second, and the share of experts found in the cache, if it is given.
     ///
     /// # Errors
     /// A speed or share that is none (exit 2).
-    pub fn new(plan: &MemoryPlan, gbps: f64, hit_rate: Option<f64>) -> Result<Estimate, Failure> {
+    pub fn new(gbps: f64, hit_rate: Option<f64>) -> Result<Speed, Failure> {
         if !(gbps.is_finite() && gbps > 0.0) {
             return Err(Failure::usage(format!("--disk-gbps is {gbps}; expected a number above 0")));
         }
-        let hit_rate = hit_rate.unwrap_or(if plan.holds_all_experts() { 1.0 } else { 0.0 });
-        if !(0.0..=1.0).contains(&hit_rate) {
-            return Err(Failure::usage(format!("--hit-rate is {hit_rate}; expected a number from 0 to 1")));
+        if let Some(rate) = hit_rate.filter(|rate| !(0.0..=1.0).contains(rate)) {
+            return Err(Failure::usage(format!("--hit-rate is {rate}; expected a number from 0 to 1")));
         }
+        Ok(Speed { gbps, hit_rate })
+    }
+}
+
+impl Estimate {
+    /// What a disk allows. Without a hit rate all experts are found if the cache holds all, else none.
+    pub fn new(plan: &MemoryPlan, speed: Speed) -> Estimate {
+        let hit_rate = speed.hit_rate.unwrap_or(if plan.holds_all_experts() { 1.0 } else { 0.0 });
         let bytes = (plan.working_set_bytes as f64 * (1.0 - hit_rate)).round() as u64;
-        let seconds = bytes as f64 / (gbps * 1e9);
-        Ok(Estimate {
-            disk_gbps: gbps,
+        let seconds = bytes as f64 / (speed.gbps * 1e9);
+        Estimate {
+            disk_gbps: speed.gbps,
             hit_rate,
             bytes_per_token: bytes,
             disk_seconds_per_token: seconds,
             tokens_per_second_max: Some(1.0 / seconds).filter(|rate| rate.is_finite()),
-        })
+        }
     }
 }
 

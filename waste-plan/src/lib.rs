@@ -10,7 +10,7 @@ mod report;
 mod source;
 
 pub use args::Args;
-pub use disk::{Estimate, Space, measured};
+pub use disk::{Estimate, Space, Speed, measured};
 pub use report::Report;
 pub use source::Source;
 
@@ -41,9 +41,13 @@ pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
         Some(file) => Some(measured(file)?),
         None => args.disk_gbps,
     };
-    if args.hit_rate.is_some() && gbps.is_none() {
-        return Err(Failure::usage("--hit-rate needs the speed of the disk: --disk-gbps or --bench"));
-    }
+    let speed = match (gbps, args.hit_rate) {
+        (Some(gbps), hit_rate) => Some(Speed::new(gbps, hit_rate)?),
+        (None, None) => None,
+        (None, Some(_)) => {
+            return Err(Failure::usage("--hit-rate needs the speed of the disk: --disk-gbps or --bench"));
+        }
+    };
     let source = Source::open(&resolve_model(&args.model)?)?;
     let machine = match args.ram {
         Some(ram) => Machine::with_ram(ram.bytes()),
@@ -70,7 +74,7 @@ pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
     if let Some(warning) = space.as_ref().and_then(|space| space.disk_warning) {
         output.warn(warning);
     }
-    let estimate = gbps.map(|gbps| Estimate::new(&plan, gbps, args.hit_rate)).transpose()?;
+    let estimate = speed.map(|speed| Estimate::new(&plan, speed));
     let report = Report { kind: source.kind, path: source.path, plan, space, estimate };
     if output.json() {
         let object =
