@@ -1,5 +1,7 @@
 //! The made-up containers are sound, and the engine runs them.
 
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
 use serde_json::{Value, json};
 use waste_common::container::{Container, RecordView};
 use waste_engine::model::{Engine, EngineOptions, Wanted};

@@ -1,5 +1,7 @@
 //! The tool as a script sees it.
 
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
 use std::path::Path;
 
 use assert_cmd::Command;
