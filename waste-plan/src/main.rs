@@ -1,4 +1,8 @@
 //! Plans the memory a model needs on a machine.
 #![forbid(unsafe_code)]
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    waste_common::cli::main(waste_plan::TOOL, waste_plan::run)
+}

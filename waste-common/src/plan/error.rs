@@ -19,7 +19,8 @@ pub enum PlanError {
     BudgetBelowFloor { budget: u64, floor: u64 },
     #[error(
         "not enough RAM: the model needs at least {} and {} can be used{} ({} short): a run would swap; shorten \
-         --ctx, take a machine with more RAM, or insist with --allow-swap; waste-plan shows what the floor is made of",
+         --ctx, take a machine with more RAM, or insist with --allow-swap (with it, waste-plan shows what \
+         the floor is made of)",
         ByteSize(*floor), ByteSize(*usable), reserved_note(*reserved), ByteSize(floor - usable)
     )]
     NotEnoughRam { floor: u64, usable: u64, physical: u64, reserved: u64 },
