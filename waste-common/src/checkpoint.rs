@@ -80,10 +80,21 @@ impl TensorInfo {
         self.shape.split_last().map_or(1, |(_, head)| head.iter().product())
     }
 
+    /// Whether [`Checkpoint::read_f32`] can widen it.
+    pub fn is_float(&self) -> bool {
+        matches!(self.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32)
+    }
+
     /// Elements of a row: the last dimension.
     pub fn cols(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)
     }
+}
+
+/// The tensors that hold one matrix of an expert.
+enum ExpertTensors {
+    Plain { name: String },
+    Packed { packed: String, scale: String, rows: usize, cols: usize },
 }
 
 struct Shard {
@@ -203,6 +214,17 @@ impl Checkpoint {
         })
     }
 
+    /// Checks that a matrix of a routed expert is there in the right type and shape; nothing but headers is read.
+    pub fn check_expert(
+        &self,
+        config: &ModelConfig,
+        layer: usize,
+        expert: usize,
+        kind: ExpertKind,
+    ) -> Result<(), CheckpointError> {
+        self.locate_expert(config, layer, expert, kind).map(drop)
+    }
+
     /// One matrix of a routed expert, [rows, cols] in f32, from MXFP4 (`weight_packed`, `weight_scale`) or a plain
     /// `weight`; which one it is, the index decides.
     pub fn read_expert(
@@ -212,25 +234,10 @@ impl Checkpoint {
         expert: usize,
         kind: ExpertKind,
     ) -> Result<Vec<f32>, CheckpointError> {
-        let base = tensors::expert(config, layer, expert, kind);
-        let moe = config.moe.as_ref().ok_or_else(|| CheckpointError::MissingTensor { name: base.clone() })?;
-        let (rows, cols) = match kind {
-            ExpertKind::Gate | ExpertKind::Up => (moe.intermediate, moe.input),
-            ExpertKind::Down => (moe.input, moe.intermediate),
+        let (packed, scale, rows, cols) = match self.locate_expert(config, layer, expert, kind)? {
+            ExpertTensors::Plain { name } => return self.read_f32(&name),
+            ExpertTensors::Packed { packed, scale, rows, cols } => (packed, scale, rows, cols),
         };
-        let packed = format!("{base}.weight_packed");
-        if !self.contains(&packed) {
-            let name = format!("{base}.weight");
-            self.demand_shape(&name, &[rows, cols], None)?;
-            return self.read_f32(&name);
-        }
-        let scale = format!("{base}.weight_scale");
-        if cols % mxfp4::BLOCK != 0 {
-            let problem = format!("{cols} columns are no multiple of MXFP4's group of {}", mxfp4::BLOCK);
-            return Err(self.tensor_error(&packed, problem));
-        }
-        self.demand_shape(&packed, &[rows, cols / 2], Some(Dtype::U8))?;
-        self.demand_shape(&scale, &[rows, cols / mxfp4::BLOCK], Some(Dtype::U8))?;
         let mut values = vec![0.0; rows * cols];
         let (codes, scales) = (self.read_bytes(&packed)?, self.read_bytes(&scale)?);
         let rows =
@@ -242,6 +249,35 @@ impl Checkpoint {
             return Err(self.tensor_error(&scale, "it decodes to values that are not finite".to_owned()));
         }
         Ok(values)
+    }
+
+    fn locate_expert(
+        &self,
+        config: &ModelConfig,
+        layer: usize,
+        expert: usize,
+        kind: ExpertKind,
+    ) -> Result<ExpertTensors, CheckpointError> {
+        let base = tensors::expert(config, layer, expert, kind);
+        let moe = config.moe.as_ref().ok_or_else(|| CheckpointError::MissingTensor { name: base.clone() })?;
+        let (rows, cols) = match kind {
+            ExpertKind::Gate | ExpertKind::Up => (moe.intermediate, moe.input),
+            ExpertKind::Down => (moe.input, moe.intermediate),
+        };
+        let packed = format!("{base}.weight_packed");
+        if !self.contains(&packed) {
+            let name = format!("{base}.weight");
+            self.demand_shape(&name, &[rows, cols], None)?;
+            return Ok(ExpertTensors::Plain { name });
+        }
+        let scale = format!("{base}.weight_scale");
+        if cols % mxfp4::BLOCK != 0 {
+            let problem = format!("{cols} columns are no multiple of MXFP4's group of {}", mxfp4::BLOCK);
+            return Err(self.tensor_error(&packed, problem));
+        }
+        self.demand_shape(&packed, &[rows, cols / 2], Some(Dtype::U8))?;
+        self.demand_shape(&scale, &[rows, cols / mxfp4::BLOCK], Some(Dtype::U8))?;
+        Ok(ExpertTensors::Packed { packed, scale, rows, cols })
     }
 
     fn demand_shape(&self, name: &str, shape: &[usize], dtype: Option<Dtype>) -> Result<(), CheckpointError> {

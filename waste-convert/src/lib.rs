@@ -1,2 +1,75 @@
 //! Turns a safetensors checkpoint into a .waste container.
+//!
+//! [`convert()`](convert::convert) is the whole of it; [`layer::convert_layer`] is its unit of work.
 #![forbid(unsafe_code)]
+
+pub mod args;
+pub mod convert;
+pub mod encode;
+mod error;
+pub mod kmeans;
+pub mod layer;
+mod options;
+pub mod random;
+mod sidecars;
+pub mod source;
+mod state;
+pub mod trunk;
+
+pub use convert::{Report, Request};
+pub use error::ConvertError;
+pub use options::{CB_SAMPLE, Options, RECIPE};
+
+use args::{Args, Format};
+use waste_common::cli::chain::Kind;
+use waste_common::cli::{Exit, Failure, Interrupt, Output, Tool, resolve_model};
+use waste_common::container::ExpertFmt;
+
+/// What the tool says about itself.
+pub const TOOL: Tool = Tool {
+    name: "waste-convert",
+    version: env!("CARGO_PKG_VERSION"),
+    schema: "waste-convert/1",
+    examples: "  waste-convert k3 k3.waste                       convert, or go on after an interruption\n  \
+               waste-convert k3 k3.waste --trunk-bits 8        a more exact trunk\n  \
+               waste-convert k3 k3.waste --format vq4p         experts whose tables fit vector registers\n  \
+               waste-convert k3 k3.waste --force               begin anew\n  \
+               waste-download moonshotai/Kimi-K3 --dest k3 --json | waste-convert - k3.waste --json",
+    details: Vec::new,
+};
+
+/// Runs the tool.
+///
+/// # Errors
+/// See [`ConvertError`]; the chained tool failed.
+pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
+    let request = request(&args)?;
+    let report = convert::convert(&request, output, &Interrupt::install()?)?;
+    if output.json() {
+        output.result(&report)?;
+    } else {
+        writeln!(output.text(), "{report}")?;
+    }
+    Ok(Exit::Done)
+}
+
+fn request(args: &Args) -> Result<Request, Failure> {
+    let model = resolve_model(&args.checkpoint)?;
+    let checkpoint = model.expect_kind(Kind::Checkpoint)?.to_owned();
+    let cpus = || std::thread::available_parallelism().map_or(1, usize::from);
+    Ok(Request {
+        checkpoint,
+        container: args.container.clone(),
+        options: Options {
+            format: match args.format {
+                Format::Vq3r => ExpertFmt::Vq3r,
+                Format::Vq2r => ExpertFmt::Vq2r,
+                Format::Vq4p => ExpertFmt::Vq4p,
+            },
+            trunk_bits: if args.trunk_bits == "8" { 8 } else { 4 },
+            cb_sample: args.cb_sample as usize,
+        },
+        threads: args.threads.map_or_else(cpus, usize::from),
+        force: args.force,
+    })
+}

@@ -1,4 +1,8 @@
 //! Turns a safetensors checkpoint into a .waste container.
 #![forbid(unsafe_code)]
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    waste_common::cli::main(waste_convert::TOOL, waste_convert::run)
+}
