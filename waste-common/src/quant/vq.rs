@@ -181,7 +181,9 @@ impl Layout {
     /// # Panics
     /// If `payload` is too short.
     pub fn check_indices(&self, payload: &[u8]) -> Result<(), QuantError> {
-        for row in 0..self.blocks() * ROW_BLOCK {
+        // With a full codebook every index names an entry: only the padding is left to look at.
+        let first = if self.entries == 1 << self.bits.bits() { self.rows } else { 0 };
+        for row in first..self.blocks() * ROW_BLOCK {
             for vector in 0..self.vectors() {
                 let fields = self.indices(payload, row, vector);
                 if row >= self.rows && fields != [0; STAGES_MAX] {
