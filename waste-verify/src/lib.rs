@@ -85,10 +85,10 @@ pub fn verify(request: &Request, output: &Output, interrupt: &Interrupt) -> Resu
     let present = || members.iter().filter_map(|name| listing.get(name).copied().flatten());
     let experts = manifest.layers.values().map(|bank| u64::from(bank.experts)).sum();
     let progress = {
-        let work = if request.quick { experts * HEADER_BYTES as u64 } else { present().sum() };
-        let hashed: u64 = listing.values().flatten().sum();
+        let work = if request.quick { experts * HEADER_BYTES as u64 } else { total(present()) };
+        let hashed = total(listing.values().flatten().copied());
         let passes = u64::from(list.is_some()) + u64::from(request.write_sums.is_some());
-        Progress::new(output, "verifying", work + passes * hashed, Unit::Bytes)
+        Progress::new(output, "verifying", work.saturating_add(hashed.saturating_mul(passes)), Unit::Bytes)
     };
     let crew = Crew::new(request.threads, interrupt)?;
     let job = Job {
@@ -134,7 +134,7 @@ pub fn verify(request: &Request, output: &Output, interrupt: &Interrupt) -> Resu
     }
     progress.finish();
 
-    let (files, bytes) = (present().count() as u64, present().sum());
+    let (files, bytes) = (present().count() as u64, total(present()));
     let (layers, tensors) = (manifest.layers.len() as u64, manifest.trunk.len() as u64);
     drop(crew);
     let (problems, problem_count, notes, unprotected) = found.take();
@@ -181,4 +181,9 @@ fn open_manifest(request: &Request, found: &Findings) -> Result<(Manifest, Strin
         found.problem(Problem::new(MANIFEST, "unexpected_manifest", message));
     }
     Ok((manifest, sha256))
+}
+
+/// A sum of file sizes; sparse files can claim more than 64 bits hold.
+fn total(sizes: impl Iterator<Item = u64>) -> u64 {
+    sizes.fold(0, u64::saturating_add)
 }

@@ -176,8 +176,8 @@ impl Both<'_> {
     fn trunk(&self) -> Result<BTreeMap<&'static str, TrunkErrors>, Failure> {
         self.note_missing();
         let entries = self.container.trunk().entries();
-        let weights = |entry: &TrunkEntry| entry.shape.iter().product::<u64>();
-        let total = entries.iter().map(weights).sum::<u64>() * 4;
+        let weights = |entry: &TrunkEntry| entry.shape.iter().fold(4u64, |n, dim| n.saturating_mul(*dim));
+        let total = entries.iter().map(weights).fold(0, u64::saturating_add);
         let progress = Progress::new(self.output, "comparing the trunk", total, Unit::Bytes);
         // By tensor number, so that sums do not depend on the threads.
         let sums: Vec<Mutex<Option<Sums>>> = entries.iter().map(|_| Mutex::new(None)).collect();
