@@ -212,8 +212,10 @@ impl Fixture {
     }
 
     pub fn run(&self, args: &[&str]) -> Captured {
-        let mut all = vec!["--threads", "2"];
-        all.extend(args);
+        let mut all = args.to_vec();
+        if !args.contains(&"--threads") {
+            all.extend(["--threads", "2"]);
+        }
         all.push(self.dir.to_str().unwrap());
         run_captured(TOOL, all, run)
     }
