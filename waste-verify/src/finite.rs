@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn infinities_and_nans_are_found_however_the_stream_is_cut() {
         for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-            let mut values = vec![1.5f32, -f32::MAX, f32::MIN_POSITIVE, 0.0, -0.0, 1e-40];
+            let mut values = [1.5f32, -f32::MAX, f32::MIN_POSITIVE, 0.0, -0.0, 1e-40];
             let fine: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
             values[4] = bad;
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();

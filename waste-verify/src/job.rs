@@ -39,7 +39,7 @@ impl Job<'_> {
     /// Opens a file for large reads past the page cache.
     pub fn reader(&self, source: &Source, place: &Problem) -> Result<Option<ReadFile>, Failure> {
         let opened = ReadFile::open(source.path(), Bypass::On).map_err(Halt::Read);
-        Ok(self.settle(opened, place)?)
+        self.settle(opened, place)
     }
 
     /// Turns a read error into a problem made of `place`.

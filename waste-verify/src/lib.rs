@@ -167,7 +167,7 @@ fn open_manifest(request: &Request, found: &Findings) -> Result<(Manifest, Strin
         Ok(manifest) => manifest,
         Err(error) => {
             let mut failure = Failure::from(error);
-            if matches!(integrity::check_manifest_sidecar(dir, &content), Err(_)) {
+            if integrity::check_manifest_sidecar(dir, &content).is_err() {
                 let advice =
                     format!("; it also differs from {MANIFEST_SHA256}: it has changed since it was written");
                 failure.message.push_str(&advice);

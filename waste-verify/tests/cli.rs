@@ -1,5 +1,7 @@
 //! The command line: exits, JSON, chaining, lists of sums, interruption.
 
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
 mod common;
 
 use std::fs;

@@ -1,5 +1,7 @@
 //! Whatever is damaged is found and named.
 
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
 mod common;
 
 use std::fs;

@@ -1,5 +1,7 @@
 //! Comparing with the checkpoint.
 
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
 mod common;
 
 use std::fs;
@@ -115,9 +117,9 @@ fn a_trunk_tensor_too_far_off_is_named() {
         for (error, exit) in [(passes, Exit::Done), (fails, Exit::No)] {
             let probe = Fixture::new(ExpertFmt::Vq2r);
             let container = probe.open();
-            let entry =
+            let mut entry =
                 container.trunk().entries().iter().filter(|entry| entry.fmt == fmt && entry.shape.len() == 2);
-            let name = entry.last().unwrap().name.clone();
+            let name = entry.next_back().unwrap().name.clone();
             let mut random = Random(3);
             let (fixture, source) = with_source(
                 ExpertFmt::Vq2r,
