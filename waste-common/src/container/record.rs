@@ -197,6 +197,13 @@ impl<'a> RecordView<'a> {
         if bytes.len() != geometry.record_bytes() {
             return Err(expected.fail("record length", geometry.record_bytes(), bytes.len()));
         }
+        let header = Self::check_header(bytes, expected)?;
+        Ok(RecordView { bytes, header, geometry })
+    }
+
+    /// As [`RecordView::check`], for the first 48 bytes (or more) of a record.
+    pub fn check_header(bytes: &'a [u8], expected: &Expected<'a>) -> Result<&'a Header, ContainerError> {
+        let geometry = expected.geometry;
         let Ok((header, _)) = Header::ref_from_prefix(bytes) else {
             return Err(expected.fail("record length", HEADER_BYTES, bytes.len()));
         };
@@ -242,7 +249,14 @@ impl<'a> RecordView<'a> {
                 format_args!("at most {}", expected.codebook_count.saturating_sub(owned)).to_string();
             return Err(expected.fail("codebook_id", wanted, expected.codebook_base));
         }
-        Ok(RecordView { bytes, header, geometry })
+        Ok(header)
+    }
+
+    /// A record whose header is not believed and not checked, for a verifier that goes on after a bad one; `None`
+    /// if the length is not the bank's stride.
+    pub fn unchecked(bytes: &'a [u8], geometry: &'a Geometry) -> Option<Self> {
+        let (header, _) = Header::ref_from_prefix(bytes).ok()?;
+        (bytes.len() == geometry.record_bytes()).then_some(RecordView { bytes, header, geometry })
     }
 
     /// Compares the payload's CRC-32 with the header's.

@@ -136,7 +136,11 @@ impl Trunk {
         Ok(out)
     }
 
-    fn decode_rows(
+    /// Decodes `rows` rows from row `row` into `out`, `[rows, cols]`; holds their stored bytes meanwhile.
+    ///
+    /// # Panics
+    /// If `out` has another length.
+    pub fn decode_rows(
         &self,
         entry: &TrunkEntry,
         row: u64,

@@ -202,6 +202,13 @@ fn a_wrong_record_is_named() {
     expected.codebook_count = 17;
     assert!(RecordView::check(&record, &expected).unwrap_err().to_string().contains("codebook_id"));
     assert!(RecordView::check(&record[..4096], &bank.expected(3)).is_err());
+    // A header can be judged alone, and a payload past a header that is not believed.
+    let geometry = container.geometry().unwrap();
+    RecordView::check_header(&record[..48], &bank.expected(3)).unwrap();
+    assert!(RecordView::check_header(&record[..47], &bank.expected(3)).is_err());
+    assert!(RecordView::check_header(&record[..48], &bank.expected(4)).is_err());
+    assert!(RecordView::unchecked(&record[..48], geometry).is_none());
+    RecordView::unchecked(&record, geometry).unwrap().verify_crc(&bank.expected(4)).unwrap();
     record[100] ^= 1;
     let error = RecordView::check(&record, &bank.expected(3)).unwrap().verify_crc(&bank.expected(3));
     assert!(error.unwrap_err().to_string().contains("crc32"));

@@ -1,0 +1,55 @@
+//! What all checks share: the container's manifest, the threads, and where findings go.
+
+use std::path::Path;
+
+use waste_common::cli::{Failure, Progress};
+use waste_common::container::{Manifest, Source};
+use waste_common::io::{Bypass, ReadFile};
+
+use crate::crew::Crew;
+use crate::report::{Findings, Halt, Problem};
+
+pub(crate) struct Job<'a> {
+    pub dir: &'a Path,
+    pub manifest: &'a Manifest,
+    pub quick: bool,
+    pub found: &'a Findings,
+    pub crew: &'a Crew<'a>,
+    pub progress: &'a Progress,
+}
+
+impl Job<'_> {
+    /// Whether our checksums are there. Then what v0 leaves open (padding, flags) is fixed too.
+    pub fn strict(&self) -> bool {
+        self.manifest.integrity.is_some()
+    }
+
+    /// Opens a file of the container; what is wrong with it becomes a problem made of `place`.
+    pub fn open(&self, place: &Problem) -> Option<Source> {
+        match Source::open(self.dir, &place.file) {
+            Ok(source) => Some(source),
+            Err(error) => {
+                let Problem { kind, message, .. } = Problem::from_error(&place.file, &error);
+                self.found.problem(Problem { kind, message, ..place.clone() });
+                None
+            }
+        }
+    }
+
+    /// Opens a file for large reads past the page cache.
+    pub fn reader(&self, source: &Source, place: &Problem) -> Result<Option<ReadFile>, Failure> {
+        let opened = ReadFile::open(source.path(), Bypass::On).map_err(Halt::Read);
+        self.settle(opened, place)
+    }
+
+    /// Turns a read error into a problem made of `place`.
+    pub fn settle<T>(&self, result: Result<T, Halt>, place: &Problem) -> Result<Option<T>, Failure> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(halt) => {
+                self.found.problem(halt.into_problem(place.clone())?);
+                Ok(None)
+            }
+        }
+    }
+}
