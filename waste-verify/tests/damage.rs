@@ -435,7 +435,10 @@ fn absurd_manifests_are_refused_without_panic_or_memory() {
 fn a_sparse_bank_is_not_taken_into_memory() {
     let fixture = Fixture::interop("tiny-linear.waste");
     let file = fs::OpenOptions::new().write(true).open(fixture.path("experts-L1.bin")).unwrap();
-    file.set_len(1 << 40).unwrap();
+    // A file system without sparse files has no room for it.
+    if file.set_len(1 << 40).is_err() {
+        return;
+    }
     assert!(has(&fixture.problems(&[]), &json!({"file": "experts-L1.bin", "kind": "wrong_size"})));
 }
 
