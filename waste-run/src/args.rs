@@ -239,7 +239,7 @@ pub struct InfoArgs {
 pub struct IdList(pub Vec<u32>);
 
 fn budget(text: &str) -> Result<Budget, String> {
-    text.parse().map_err(|error| format!("{error}"))
+    text.parse()
 }
 
 /// Token ids, separated by commas or white space.
