@@ -163,7 +163,7 @@ fn threads_change_no_byte() {
     let dir = tempfile::tempdir().unwrap();
     let at = |threads: &str| dir.path().join(threads);
     for threads in ["1", "2", "3"] {
-        convert(&tales(), &at(threads), &["--threads", threads, "--cb-sample", "4500"]);
+        convert(&tales(), &at(threads), &["--threads", threads, "--cb-sample", "9000", "--format", "vq4p"]);
     }
     assert_same(&at("1"), &at("2"));
     assert_same(&at("1"), &at("3"));
@@ -288,12 +288,11 @@ fn bad_checkpoints_are_refused_by_name() {
         assert!(error["message"].as_str().unwrap().contains(words), "{error}");
         assert!(!container.exists(), "nothing is written for what is refused");
     };
-    change("config.json", "unsupported_model", "", &|config| {
-        config["text_config"]["model_type"] = "llama".into();
-        config["model_type"] = "llama".into();
+    change("config.json", "unsupported_model", "LlamaForCausalLM", &|config| {
+        config["text_config"]["architectures"][0] = "LlamaForCausalLM".into();
     });
     change("config.json", "bad_tensor", "shape", &|config| config["text_config"]["vocab_size"] = 640.into());
-    change("config.json", "invalid_checkpoint", "w1", &|config| {
+    change("config.json", "bad_tensor", "experts", &|config| {
         config["text_config"]["moe_intermediate_size"] = 72.into();
     });
     change("preprocessor_config.json", "bad_sidecar", "image_mean", &|config| {

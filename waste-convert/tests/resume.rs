@@ -11,7 +11,8 @@ use util::*;
 use waste_common::cli::{Captured, CommonArgs, Exit, Interrupt, Tool, run_captured};
 use waste_convert::{Options, Request};
 
-const OPTIONS: [&str; 2] = ["--cb-sample", "2048"];
+/// The quickest format.
+const OPTIONS: [&str; 4] = ["--cb-sample", "2048", "--format", "vq4p"];
 
 fn spawn(checkpoint: &Path, container: &Path) -> Child {
     Command::new(assert_cmd::cargo::cargo_bin("waste-convert"))
