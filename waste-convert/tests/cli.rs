@@ -1,5 +1,7 @@
 //! The tool from outside: what it makes of real checkpoints, and what it refuses.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod util;
 
 use std::fs;

@@ -1,5 +1,7 @@
 //! An interrupted conversion, continued, gives the bytes of an uninterrupted one.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod util;
 
 use std::fs;
