@@ -429,3 +429,43 @@ impl std::fmt::Display for Report {
         write!(f, ", {:.1} s", self.seconds)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use waste_common::error::{Coded, Exit};
+
+    #[test]
+    fn what_does_not_fit_the_disk_is_refused_and_what_is_there_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoint = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny-linear/ckpt");
+        let source = Source::open(&checkpoint).unwrap();
+        let request = Request {
+            checkpoint,
+            container: dir.path().join("not yet"),
+            options: Options::default(),
+            threads: 1,
+            force: false,
+        };
+        let conversion = Conversion::new(&request, &source).unwrap();
+        let bytes = conversion.bytes().unwrap();
+        // The finished container has 6,162,165; the rest is work files.
+        assert!((6_162_165..7_000_000).contains(&bytes), "{bytes}");
+        conversion.check_space(Some(bytes)).unwrap();
+        conversion.check_space(None).unwrap();
+        let error = conversion.check_space(Some(bytes - 1)).unwrap_err();
+        assert_eq!((error.exit(), error.code()), (Exit::Space, "disk_full"));
+        assert_eq!(error.fields()["shortfall_bytes"], 1);
+        fs::create_dir(&request.container).unwrap();
+        fs::write(request.container.join("experts-L1.bin"), [0; 1000]).unwrap();
+        conversion.check_space(Some(bytes - 1000)).unwrap();
+    }
+
+    #[test]
+    fn the_mean_over_layers() {
+        let layer = |gate| Errors { gate, up: 0.2, down: 0.0 };
+        let found = mean([layer(0.3), layer(0.4)].iter());
+        assert_eq!(found, Some(Errors { gate: 0.353553, up: 0.2, down: 0.0 }));
+        assert_eq!(mean([].iter()), None);
+    }
+}

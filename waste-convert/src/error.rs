@@ -49,7 +49,7 @@ pub enum ConvertError {
         "{} was begun with {key} {begun}, this run says {wanted}; give the same options again, or --force to begin anew",
         dir.display()
     )]
-    Options { dir: PathBuf, key: String, begun: Value, wanted: Value },
+    Options { dir: PathBuf, key: String, begun: Box<Value>, wanted: Box<Value> },
     #[error("{}: {problem}; --force begins the conversion anew", file.display())]
     State { file: PathBuf, problem: String },
     #[error("{} cannot be both checkpoint and container", dir.display())]
@@ -138,8 +138,8 @@ impl Coded for ConvertError {
             }
             ConvertError::Options { key, begun, wanted, .. } => {
                 fields.insert("option".into(), key.clone().into());
-                fields.insert("begun".into(), begun.clone());
-                fields.insert("wanted".into(), wanted.clone());
+                fields.insert("begun".into(), Value::clone(begun));
+                fields.insert("wanted".into(), Value::clone(wanted));
             }
             ConvertError::NoSpace { needed, free, .. } => {
                 fields.insert("needed_bytes".into(), (*needed).into());

@@ -295,7 +295,8 @@ mod tests {
         ) {
             let mut vectors = noise(count, seed);
             if constant && count > 0 {
-                vectors.fill(vectors[0].map(|v| v.abs()));
+                let first = vectors[0];
+                vectors.fill(first);
             }
             for value in vectors.as_flattened_mut() {
                 *value *= scale;

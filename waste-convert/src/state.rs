@@ -62,7 +62,7 @@ impl State {
         let keys = options.keys().chain(state.options.keys());
         let other = keys.into_iter().find(|key| options.get(*key) != state.options.get(*key));
         if let Some(key) = other {
-            let value = |map: &Map<String, Value>| map.get(key).cloned().unwrap_or(Value::Null);
+            let value = |map: &Map<String, Value>| Box::new(map.get(key).cloned().unwrap_or(Value::Null));
             return Err(ConvertError::Options {
                 dir: dir.to_owned(),
                 key: key.clone(),

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use waste_common::checkpoint::TensorInfo;
 use waste_common::config::ModelConfig;
 use waste_common::container::writer::TrunkWriter;
-use waste_common::container::{ContainerError, TrunkEntry, TrunkFmt, TrunkSizes};
+use waste_common::container::{TrunkEntry, TrunkFmt, TrunkSizes};
 use waste_common::quant::{Encoded, QuantError};
 use waste_common::tensors;
 
@@ -115,7 +115,7 @@ fn convert_tensor(
         }
         tick(encoded.iter().map(|slice| (slice.payload.len() + 2 * slice.scales.len()) as u64).sum())?;
     }
-    Ok(tensor.finish().map_err(ContainerError::from)?)
+    Ok(tensor.finish()?)
 }
 
 /// Encodes rows from `start` of a tensor; the rows of an error are those of the tensor.
