@@ -427,18 +427,27 @@ fn refuse_unknown_family(
     text: &Map<String, Value>,
     outer: Option<&Map<String, Value>>,
 ) -> Result<(), ConfigError> {
-    for (keys, known) in [
-        (Some(text), ["KimiLinearForCausalLM"].as_slice()),
-        (outer, ["KimiK3ForConditionalGeneration"].as_slice()),
+    for (keys, class, model_type) in [
+        (Some(text), "KimiLinearForCausalLM", "kimi_linear"),
+        (outer, "KimiK3ForConditionalGeneration", "kimi_k3"),
     ] {
         let Some(keys) = keys else { continue };
-        let Some(named) = keys.get("architectures").and_then(Value::as_array) else { continue };
-        if !named.iter().any(|name| name.as_str().is_some_and(|name| known.contains(&name))) {
-            return Err(ConfigError::Unsupported {
-                key: "architectures".to_owned(),
-                found: brief(&Value::Array(named.clone())),
-                implemented: "KimiLinearForCausalLM, KimiK3ForConditionalGeneration".to_owned(),
-            });
+        let refuse = |key: &str, found: &Value, implemented: &str| {
+            Err(ConfigError::Unsupported {
+                key: key.to_owned(),
+                found: brief(found),
+                implemented: implemented.to_owned(),
+            })
+        };
+        if let Some(named) = Keys(keys).get("architectures")
+            && !named.as_array().is_some_and(|named| named.iter().any(|name| name == class))
+        {
+            return refuse("architectures", named, "KimiLinearForCausalLM, KimiK3ForConditionalGeneration");
+        }
+        if let Some(named) = Keys(keys).get("model_type")
+            && named != model_type
+        {
+            return refuse("model_type", named, "kimi_linear, kimi_k3");
         }
     }
     Ok(())
@@ -693,6 +702,7 @@ mod tests {
             ("moe_router_activation_func", json!("tanh")),
             ("num_nextn_predict_layers", json!(1)),
             ("architectures", json!(["DeepseekV3ForCausalLM"])),
+            ("model_type", json!("llama")),
         ] {
             let mut config = linear();
             config[key] = value;

@@ -38,7 +38,9 @@ pub fn run(args: EvalArgs, output: &Output) -> Result<Exit, Failure> {
             let tokenizer = match &tokenizer {
                 Ok(tokenizer) => tokenizer,
                 Err(_) => {
-                    return Err(tokenizer.err().map_or_else(|| Failure::internal("no tokenizer"), Into::into));
+                    return Err(tokenizer
+                        .err()
+                        .map_or_else(|| Failure::internal("no tokenizer"), Into::into));
                 }
             };
             input::encode(tokenizer, &text, !args.no_bos)?
