@@ -128,6 +128,15 @@ pub fn trunk(config: &ModelConfig) -> Vec<TensorSpec> {
     list.specs
 }
 
+/// Parameters of the text model: all, and those one token uses.
+pub fn parameters(config: &ModelConfig) -> (u64, u64) {
+    let trunk: u64 = trunk(config).iter().map(TensorSpec::elements).sum();
+    let Some(moe) = &config.moe else { return (trunk, trunk) };
+    let expert = 3 * (moe.input * moe.intermediate) as u64;
+    let layers = config.moe_layers().count() as u64;
+    (trunk + layers * moe.experts as u64 * expert, trunk + layers * moe.top_k as u64 * expert)
+}
+
 /// Every tensor of the vision tower and its projector; empty without one.
 pub fn vision(config: &ModelConfig) -> Vec<TensorSpec> {
     let Some(vision) = &config.vision else { return Vec::new() };
@@ -249,6 +258,7 @@ mod tests {
     fn k3_has_as_many_tensors_as_its_index() {
         let config = config("kimi-k3.config.json");
         let experts = 92 * 896 * 3 * 2;
+        assert_eq!(parameters(&config).0 / 1_000_000_000, 2779);
         assert_eq!(trunk(&config).len() + vision(&config).len() + experts, 497_220);
     }
 

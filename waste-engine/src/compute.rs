@@ -72,7 +72,7 @@ impl Compute {
 fn check_cpus(cpus: &[usize]) -> Result<Vec<usize>, EngineError> {
     use rustix::thread::{CpuSet, sched_getaffinity};
 
-    let refuse = |why: String| EngineError::Option { what: "--cpus", why };
+    let refuse = |why: String| EngineError::Option { what: "the list of CPUs", why };
     let allowed = sched_getaffinity(None).map_err(|error| refuse(error.to_string()))?;
     if cpus.is_empty() {
         return Err(refuse("names no CPU".to_owned()));
@@ -85,7 +85,10 @@ fn check_cpus(cpus: &[usize]) -> Result<Vec<usize>, EngineError> {
 
 #[cfg(not(target_os = "linux"))]
 fn check_cpus(_: &[usize]) -> Result<Vec<usize>, EngineError> {
-    Err(EngineError::Option { what: "--cpus", why: "this system cannot bind threads to CPUs".to_owned() })
+    Err(EngineError::Option {
+        what: "the list of CPUs",
+        why: "this system cannot bind threads to CPUs".to_owned(),
+    })
 }
 
 #[cfg(target_os = "linux")]

@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use crate::error::EngineError;
-use crate::model::{Engine, Session, Wanted};
+use crate::model::{Engine, Wanted};
 use crate::sampler::{Mask, Sampler, SamplerOptions, StopMatcher};
+use crate::session::Session;
 use crate::tokenizer::{TextStream, Tokenizer};
 
 /// What is to be generated.

@@ -9,12 +9,14 @@ pub mod kernels;
 pub mod layers;
 pub mod matrix;
 pub mod model;
+pub mod options;
 pub mod sampler;
+pub mod session;
 pub mod tokenizer;
 pub mod weights;
 
 pub use error::EngineError;
 pub use generate::{Finish, Generation, Request, generate};
-pub use model::{
-    Engine, EngineOptions, Event, LayerState, LogitSink, Session, Trace, Wanted, Watch, open_source,
-};
+pub use model::{Engine, LogitSink, Trace, Wanted, open_source};
+pub use options::{EngineOptions, Event, Watch};
+pub use session::{LayerState, Session};

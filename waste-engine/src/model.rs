@@ -2,12 +2,11 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use waste_common::checkpoint::Checkpoint;
 use waste_common::config::{Mixer, ModelConfig};
 use waste_common::container::Container;
-use waste_common::io::Bypass;
 use waste_common::plan::scratch::{
     ExpertStorage, KdaBuffers, LOGIT_ROWS, MlaBuffers, MoeBuffers, Scratch, ScratchOptions,
 };
@@ -24,89 +23,9 @@ use crate::layers::kda::{KdaLayer, KdaState};
 use crate::layers::mla::MlaLayer;
 use crate::layers::moe::{MoeContext, MoeLayer, MoeScratch};
 use crate::matrix::Matrix;
+use crate::options::{EngineOptions, Event};
+use crate::session::{LayerState, Session};
 use crate::weights::{Loader, Source};
-
-/// What happens while one waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// So many layers are loaded.
-    Loaded {
-        /// Layers loaded.
-        layers: usize,
-        /// Layers of the model.
-        of: usize,
-    },
-    /// So many tokens of a prompt have gone through the model.
-    Prefilled {
-        /// Tokens done.
-        tokens: usize,
-        /// Tokens of the prompt.
-        of: usize,
-    },
-}
-
-/// Who is told of events, if anybody.
-#[derive(Clone, Default)]
-pub struct Watch(pub Option<Arc<dyn Fn(Event) + Send + Sync>>);
-
-impl Watch {
-    fn tell(&self, event: Event) {
-        if let Some(watch) = &self.0 {
-            watch(event);
-        }
-    }
-}
-
-impl std::fmt::Debug for Watch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.0.is_some() { "Watch(on)" } else { "Watch(off)" })
-    }
-}
-
-/// How a model is opened.
-#[derive(Clone, Debug)]
-pub struct EngineOptions {
-    /// Context length: prompt and generation together.
-    pub ctx: usize,
-    /// Tokens of a prefill chunk.
-    pub chunk: usize,
-    /// Compute threads.
-    pub threads: usize,
-    /// CPUs to bind them to (Linux).
-    pub cpus: Option<Vec<usize>>,
-    /// Expert cache slots.
-    pub cache_slots: usize,
-    /// Reader threads; 0 reads in the compute thread.
-    pub readers: usize,
-    /// Experts of the next layer read ahead; 0 for none.
-    pub lookahead: usize,
-    /// Whether expert reads bypass the page cache.
-    pub bypass: Bypass,
-    /// Whether every record's payload checksum is checked as it is read.
-    pub verify: bool,
-    /// Set from outside to stop at the next chunk or token.
-    pub cancelled: Arc<AtomicBool>,
-    /// Told of progress.
-    pub watch: Watch,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        EngineOptions {
-            ctx: 4096,
-            chunk: 256,
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
-            cpus: None,
-            cache_slots: 64,
-            readers: 4,
-            lookahead: 6,
-            bypass: Bypass::On,
-            verify: false,
-            cancelled: Arc::default(),
-            watch: Watch::default(),
-        }
-    }
-}
 
 enum MixerLayer {
     Kda(Box<KdaLayer>),
@@ -138,30 +57,6 @@ pub struct Engine {
     head: Matrix,
     format: ExpertFormat,
     store: Option<ExpertStore>,
-}
-
-/// What a layer carries from token to token.
-#[derive(Clone, Debug, PartialEq)]
-pub enum LayerState {
-    /// Recurrent state and convolution histories.
-    Kda(KdaState),
-    /// [ctx, kv_lora + rope]: normalised latents and shared keys, valid up to the position.
-    Mla(Vec<f32>),
-}
-
-/// One sequence: its state, and the buffers it is computed in.
-pub struct Session {
-    position: usize,
-    state: Vec<LayerState>,
-    stream: Vec<f32>,
-    blocks: Vec<f32>,
-    stage: Vec<f32>,
-    router: Vec<f32>,
-    tables: Vec<f32>,
-    tiles: Vec<f32>,
-    logits: Vec<f32>,
-    ids: Vec<u32>,
-    visits: Vec<(u32, u32, u32)>,
 }
 
 /// Which positions' logits are wanted.
@@ -200,7 +95,7 @@ impl Engine {
         options: EngineOptions,
         kernels: &'static Kernels,
     ) -> Result<Self, EngineError> {
-        check_options(&options)?;
+        options.check()?;
         let compute = Compute::new(kernels, options.threads, options.cpus.as_deref())?;
         let loader = Loader::new(&source, &config)?;
         let (format, store) = open_experts(&source, &config, &options)?;
@@ -548,29 +443,6 @@ impl Engine {
     }
 }
 
-impl Session {
-    /// Tokens in the state.
-    pub fn position(&self) -> usize {
-        self.position
-    }
-
-    /// What each layer carries.
-    pub fn state(&self) -> &[LayerState] {
-        &self.state
-    }
-
-    /// Back to the empty sequence.
-    pub fn reset(&mut self) {
-        self.position = 0;
-        for state in &mut self.state {
-            if let LayerState::Kda(state) = state {
-                state.recurrent.fill(0.0);
-                state.conv.iter_mut().for_each(|history| history.fill(0.0));
-            }
-        }
-    }
-}
-
 /// The four stream buffers, each cut to `len`.
 fn quarters(stream: &mut [f32], capacity: usize, len: usize) -> [&mut [f32]; 4] {
     let mut rest = stream;
@@ -638,23 +510,6 @@ fn check_layers(container: &Container, config: &ModelConfig) -> Result<(), Engin
             found: banks,
             expected: layers,
         });
-    }
-    Ok(())
-}
-
-fn check_options(options: &EngineOptions) -> Result<(), EngineError> {
-    let refuse = |what, why: &str| Err(EngineError::Option { what, why: why.to_owned() });
-    if options.ctx == 0 || options.ctx > 1 << 24 {
-        return refuse("--ctx", "the context must hold 1 to 16777216 tokens");
-    }
-    if options.chunk == 0 || options.chunk > 1024 {
-        return refuse("--prefill-chunk", "a chunk must hold 1 to 1024 tokens");
-    }
-    if options.threads == 0 || options.threads > 1024 {
-        return refuse("--threads", "1 to 1024 threads can be used");
-    }
-    if options.readers > 64 {
-        return refuse("WASTE_IO_DEPTH", "at most 64 reads can be in flight");
     }
     Ok(())
 }

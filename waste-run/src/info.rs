@@ -3,6 +3,7 @@
 use serde::Serialize;
 use waste_common::cli::{Exit, Failure, Output, resolve_model};
 use waste_common::config::Mixer;
+use waste_common::tensors;
 use waste_engine::open_source;
 use waste_engine::weights::Source;
 
@@ -38,7 +39,7 @@ struct Report {
 pub fn run(args: InfoArgs, output: &Output) -> Result<Exit, Failure> {
     let model = resolve_model(&args.model)?;
     let (source, config) = open_source(model.path())?;
-    let (params_total, params_active) = config.parameters();
+    let (params_total, params_active) = tensors::parameters(&config);
     let name = || Some(model.path().display().to_string());
     let (mut container_path, mut checkpoint_path) = (None, None);
     let (kind, quantization, record_bytes, bytes) = match &source {

@@ -191,7 +191,7 @@ fn vision_is_counted_when_it_is_on() {
 fn a_checkpoint_run_directly_is_planned_in_f32() {
     let config = known::config(LINEAR).unwrap();
     let direct = ModelSizes::of_checkpoint_run_directly(&config).unwrap();
-    let (all, _) = direct.config.parameters();
+    let (all, _) = crate::tensors::parameters(&direct.config);
     let experts = 26 * 256 * 3 * 2304 * 1024;
     assert_eq!(direct.trunk_bytes, 4 * (all - experts - 163_840 * 2304));
     assert_eq!(direct.record_bytes, 3 * 4 * 2304 * 1024);

@@ -4,9 +4,15 @@
 //! flat. A container keeps the decoder's object and the rest of the outer one under `_outer`. What a
 //! configuration asks for and this project does not implement is refused by name.
 
+mod keys;
+#[cfg(test)]
+mod tests;
+
 use serde_json::{Map, Value};
 
 use crate::error::{Coded, Exit};
+
+use keys::{Keys, brief, missing, object};
 
 /// Upper bounds of single dimensions: far above any model, far below any overflow.
 const DIMENSION_MAX: u64 = 1 << 20;
@@ -254,15 +260,6 @@ impl ModelConfig {
         self.mixers.iter().filter(|&&m| m == mixer).count()
     }
 
-    /// Parameters of the text model: all, and those one token uses.
-    pub fn parameters(&self) -> (u64, u64) {
-        let trunk: u64 = crate::tensors::trunk(self).iter().map(|t| t.elements()).sum();
-        let Some(moe) = &self.moe else { return (trunk, trunk) };
-        let expert = 3 * (moe.input * moe.intermediate) as u64;
-        let layers = self.moe_layers().count() as u64;
-        (trunk + layers * moe.experts as u64 * expert, trunk + layers * moe.top_k as u64 * expert)
-    }
-
     fn read(text: &Map<String, Value>, outer: Option<&Map<String, Value>>) -> Result<Self, ConfigError> {
         let keys = Keys(text);
         refuse_unknown_family(text, outer)?;
@@ -315,111 +312,33 @@ impl ModelConfig {
 
     /// Every matrix of the model fits a bound, so that later size arithmetic cannot overflow.
     fn check_products(&self) -> Result<(), ConfigError> {
-        for tensor in crate::tensors::trunk(self).iter().chain(&crate::tensors::vision(self)) {
-            let elements = tensor.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d as u64));
-            if elements.is_none_or(|n| n > MATRIX_MAX) {
+        let (kda, mla) = (&self.kda, &self.mla);
+        let shared = self.moe.as_ref().map_or(0, |moe| moe.shared * moe.intermediate);
+        let text = [
+            ("vocab_size", self.vocab),
+            ("intermediate_size", self.dense_intermediate),
+            ("linear_attn_config", kda.width()),
+            ("qk_nope_head_dim", mla.heads * (mla.nope + mla.rope)),
+            ("v_head_dim", mla.heads * (mla.nope + mla.value)),
+            ("moe_intermediate_size", shared),
+        ];
+        let tower = self.vision.iter().flat_map(|vision| {
+            let positions = vision.positions.0 * vision.positions.1;
+            let patch = 3 * vision.patch * vision.patch;
+            let widths = [positions, patch, 3 * vision.qkv, vision.intermediate, 4 * vision.text_hidden];
+            widths.map(|width| ("vision_config", width, 4 * vision.hidden))
+        });
+        for (key, width, by) in text.map(|(key, width)| (key, width, self.hidden)).into_iter().chain(tower) {
+            let elements = (width as u64).checked_mul(by as u64);
+            if elements.is_none_or(|elements| elements > MATRIX_MAX) {
                 return Err(ConfigError::Invalid {
-                    key: tensor.name.clone(),
-                    found: format!("a tensor of shape {:?}", tensor.shape),
+                    key: key.to_owned(),
+                    found: format!("a matrix of {width} x {by}"),
                     expected: format!("at most {MATRIX_MAX} elements"),
                 });
             }
         }
         Ok(())
-    }
-}
-
-fn object<'a>(key: &str, value: &'a Value) -> Result<&'a Map<String, Value>, ConfigError> {
-    value.as_object().ok_or_else(|| ConfigError::Invalid {
-        key: key.to_owned(),
-        found: brief(value),
-        expected: "an object".to_owned(),
-    })
-}
-
-fn missing(key: &str) -> ConfigError {
-    ConfigError::Missing { key: key.to_owned() }
-}
-
-/// A value as it may stand in a message: short, whatever it is.
-fn brief(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(60) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
-}
-
-/// Typed access to one JSON object. Absent and null are the same, present values are checked.
-struct Keys<'a>(&'a Map<String, Value>);
-
-impl<'a> Keys<'a> {
-    fn get(&self, key: &str) -> Option<&'a Value> {
-        self.0.get(key).filter(|value| !value.is_null())
-    }
-
-    fn invalid(&self, key: &str, expected: &str) -> ConfigError {
-        ConfigError::Invalid {
-            key: key.to_owned(),
-            found: self.0.get(key).map_or_else(|| "absent".to_owned(), brief),
-            expected: expected.to_owned(),
-        }
-    }
-
-    fn unsupported(&self, key: &str, implemented: &str) -> ConfigError {
-        ConfigError::Unsupported {
-            key: key.to_owned(),
-            found: self.0.get(key).map_or_else(|| "absent".to_owned(), brief),
-            implemented: implemented.to_owned(),
-        }
-    }
-
-    fn optional(&self, key: &str, max: u64) -> Result<Option<u64>, ConfigError> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        match value.as_u64() {
-            Some(n) if n <= max => Ok(Some(n)),
-            _ => Err(self.invalid(key, &format!("a whole number from 0 to {max}"))),
-        }
-    }
-
-    /// A dimension that may be absent or null, and is never 0.
-    fn optional_size(&self, key: &str, max: u64) -> Result<Option<usize>, ConfigError> {
-        match self.optional(key, max)? {
-            Some(0) => Err(self.invalid(key, &format!("a whole number from 1 to {max}"))),
-            found => Ok(found.map(|n| n as usize)),
-        }
-    }
-
-    fn size(&self, key: &str, max: u64) -> Result<usize, ConfigError> {
-        self.optional_size(key, max)?.ok_or_else(|| missing(key))
-    }
-
-    fn boolean(&self, key: &str, absent: bool) -> Result<bool, ConfigError> {
-        match self.get(key) {
-            None => Ok(absent),
-            Some(Value::Bool(value)) => Ok(*value),
-            Some(_) => Err(self.invalid(key, "true or false")),
-        }
-    }
-
-    fn demand_bool(&self, key: &str, wanted: bool, implemented: &str) -> Result<(), ConfigError> {
-        if self.boolean(key, !wanted)? == wanted { Ok(()) } else { Err(self.unsupported(key, implemented)) }
-    }
-
-    fn float(&self, key: &str) -> Result<Option<f32>, ConfigError> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        match value.as_f64() {
-            Some(x) if (x as f32).is_finite() => Ok(Some(x as f32)),
-            _ => Err(self.invalid(key, "a number")),
-        }
-    }
-
-    fn word(&self, key: &str, absent: &'static str) -> Result<&'a str, ConfigError> {
-        match self.get(key) {
-            None => Ok(absent),
-            Some(Value::String(word)) => Ok(word),
-            Some(_) => Err(self.invalid(key, "a word")),
-        }
     }
 }
 
@@ -615,122 +534,4 @@ fn read_vision(vision: &Map<String, Value>) -> Result<Vision, ConfigError> {
         positions: (keys.size("init_pos_emb_height", 1 << 12)?, keys.size("init_pos_emb_width", 1 << 12)?),
         text_hidden: keys.size("text_hidden_size", DIMENSION_MAX)?,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn k3() -> Value {
-        serde_json::from_str(include_str!("../../tests/configs/kimi-k3.config.json")).unwrap()
-    }
-
-    fn linear() -> Value {
-        serde_json::from_str(include_str!("../../tests/configs/kimi-linear-48b.config.json")).unwrap()
-    }
-
-    #[test]
-    fn the_published_configurations_are_understood() {
-        let k3 = ModelConfig::from_checkpoint(&k3()).unwrap();
-        assert_eq!((k3.arch, k3.tensor_prefix, k3.layers()), ("kimi-k3", "language_model.", 93));
-        assert_eq!((k3.count(Mixer::Kda), k3.count(Mixer::Mla)), (69, 24));
-        assert_eq!(k3.moe_layers().count(), 92);
-        assert_eq!(k3.activation, Activation::Situ { beta: 4.0, linear_beta: Some(25.0) });
-        let moe = k3.moe.as_ref().unwrap();
-        assert_eq!((moe.experts, moe.top_k, moe.input, moe.latent_norm), (896, 16, 3584, true));
-        assert_eq!(k3.parameters().0 / 1_000_000_000, 2779);
-
-        let linear = ModelConfig::from_checkpoint(&linear()).unwrap();
-        assert_eq!((linear.arch, linear.tensor_prefix, linear.layers()), ("kimi-linear", "", 27));
-        assert_eq!(
-            (linear.mixers[26], linear.mixers[24], linear.mixers[0]),
-            (Mixer::Mla, Mixer::Kda, Mixer::Kda)
-        );
-        assert!(linear.kda.lower_bound.is_none() && !linear.mla.output_gate && linear.vision.is_none());
-        assert_eq!(linear.moe.as_ref().unwrap().groups, None);
-    }
-
-    #[test]
-    fn a_container_keeps_the_outer_object_inside() {
-        let outer = k3();
-        let mut text = outer["text_config"].clone();
-        let mut rest = outer.as_object().unwrap().clone();
-        rest.remove("text_config");
-        text["_outer"] = Value::Object(rest);
-        assert_eq!(
-            ModelConfig::from_container(&text).unwrap(),
-            ModelConfig::from_checkpoint(&outer).unwrap()
-        );
-    }
-
-    #[test]
-    fn booleans_are_read_by_value_not_by_presence() {
-        type Read = fn(&ModelConfig) -> bool;
-        let cases: [(&str, Option<&str>, bool, Read); 5] = [
-            ("moe_renormalize", None, true, |c| c.moe.as_ref().unwrap().renormalize),
-            ("latent_moe_use_norm", None, false, |c| c.moe.as_ref().unwrap().latent_norm),
-            ("mla_use_output_gate", None, false, |c| c.mla.output_gate),
-            ("use_full_rank_gate", Some("linear_attn_config"), false, |c| c.kda.full_rank_gate),
-            ("tie_word_embeddings", None, false, |c| c.tied_embeddings),
-        ];
-        for (key, within, absent, read) in cases {
-            for (value, expected) in [(Some(true), true), (Some(false), false), (None, absent)] {
-                let mut config = k3();
-                let text = &mut config["text_config"];
-                let object = match within {
-                    Some(within) => &mut text[within],
-                    None => text,
-                };
-                match value {
-                    Some(value) => object[key] = json!(value),
-                    None => drop(object.as_object_mut().unwrap().remove(key)),
-                }
-                let config = ModelConfig::from_checkpoint(&config).unwrap();
-                assert_eq!(read(&config), expected, "{key} = {value:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_not_implemented_is_refused_by_name() {
-        for (key, value) in [
-            ("mla_use_nope", json!(false)),
-            ("num_key_value_heads", json!(8)),
-            ("hidden_act", json!("gelu")),
-            ("moe_router_activation_func", json!("tanh")),
-            ("num_nextn_predict_layers", json!(1)),
-            ("architectures", json!(["DeepseekV3ForCausalLM"])),
-            ("model_type", json!("llama")),
-        ] {
-            let mut config = linear();
-            config[key] = value;
-            match ModelConfig::from_checkpoint(&config) {
-                Err(ConfigError::Unsupported { key: named, .. }) => assert_eq!(named, key),
-                other => panic!("{key}: {other:?}"),
-            }
-        }
-        let mut config = linear();
-        config.as_object_mut().unwrap().remove("mla_use_nope");
-        assert!(matches!(ModelConfig::from_checkpoint(&config), Err(ConfigError::Unsupported { .. })));
-    }
-
-    #[test]
-    fn absurd_numbers_are_errors() {
-        for key in ["hidden_size", "num_hidden_layers", "vocab_size", "kv_lora_rank", "num_experts"] {
-            for value in [json!(0), json!(-1), json!(1u64 << 60), json!(1.5), json!("big"), json!([])] {
-                let mut config = linear();
-                config[key] = value.clone();
-                assert!(ModelConfig::from_checkpoint(&config).is_err(), "{key} = {value}");
-            }
-        }
-        let mut config = linear();
-        config["linear_attn_config"]["kda_layers"] = json!([1, 1]);
-        assert!(ModelConfig::from_checkpoint(&config).is_err());
-        let mut config = linear();
-        config["intermediate_size"] = json!(1 << 20);
-        config["hidden_size"] = json!(1 << 20);
-        assert!(matches!(ModelConfig::from_checkpoint(&config), Err(ConfigError::Invalid { .. })));
-    }
 }

@@ -1,0 +1,112 @@
+//! How a model is opened, and who is told how far it is.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use waste_common::io::Bypass;
+use waste_common::plan::PlanOptions;
+
+use crate::error::EngineError;
+
+/// Most reads in flight.
+const READERS_MAX: usize = 64;
+
+/// What happens while one waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// So many layers are loaded.
+    Loaded {
+        /// Layers loaded.
+        layers: usize,
+        /// Layers of the model.
+        of: usize,
+    },
+    /// So many tokens of a prompt have gone through the model.
+    Prefilled {
+        /// Tokens done.
+        tokens: usize,
+        /// Tokens of the prompt.
+        of: usize,
+    },
+}
+
+/// Who is told of events, if anybody.
+#[derive(Clone, Default)]
+pub struct Watch(pub Option<Arc<dyn Fn(Event) + Send + Sync>>);
+
+impl Watch {
+    pub(crate) fn tell(&self, event: Event) {
+        if let Some(watch) = &self.0 {
+            watch(event);
+        }
+    }
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "Watch(on)" } else { "Watch(off)" })
+    }
+}
+
+/// How a model is opened.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Context length: prompt and generation together.
+    pub ctx: usize,
+    /// Tokens of a prefill chunk.
+    pub chunk: usize,
+    /// Compute threads.
+    pub threads: usize,
+    /// CPUs to bind them to (Linux).
+    pub cpus: Option<Vec<usize>>,
+    /// Expert cache slots.
+    pub cache_slots: usize,
+    /// Reader threads; 0 reads in the compute thread.
+    pub readers: usize,
+    /// Experts of the next layer read ahead; 0 for none.
+    pub lookahead: usize,
+    /// Whether expert reads bypass the page cache.
+    pub bypass: Bypass,
+    /// Whether every record's payload checksum is checked as it is read.
+    pub verify: bool,
+    /// Set from outside to stop at the next chunk or token.
+    pub cancelled: Arc<AtomicBool>,
+    /// Told of progress.
+    pub watch: Watch,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            ctx: PlanOptions::CTX,
+            chunk: PlanOptions::CHUNK,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            cpus: None,
+            cache_slots: 64,
+            readers: 4,
+            lookahead: 6,
+            bypass: Bypass::On,
+            verify: false,
+            cancelled: Arc::default(),
+            watch: Watch::default(),
+        }
+    }
+}
+
+impl EngineOptions {
+    /// Checks every value against its range.
+    pub fn check(&self) -> Result<(), EngineError> {
+        for (what, found, least, most) in [
+            ("the context length", self.ctx, 1, PlanOptions::CTX_MAX),
+            ("the prefill chunk", self.chunk, 1, PlanOptions::CHUNK_MAX),
+            ("the number of threads", self.threads, 1, PlanOptions::THREADS_MAX),
+            ("the number of reads in flight", self.readers, 0, READERS_MAX),
+        ] {
+            if !(least..=most).contains(&found) {
+                let why = format!("{found} is not between {least} and {most}");
+                return Err(EngineError::Option { what, why });
+            }
+        }
+        Ok(())
+    }
+}

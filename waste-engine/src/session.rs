@@ -1,0 +1,50 @@
+//! One sequence: the state it carries, and the buffers it is computed in.
+
+use crate::layers::kda::KdaState;
+
+/// What a layer carries from token to token.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LayerState {
+    /// Recurrent state and convolution histories.
+    Kda(KdaState),
+    /// [ctx, kv_lora + rope]: normalised latents and shared keys, valid up to the position.
+    Mla(Vec<f32>),
+}
+
+/// One sequence: its state, and the buffers it is computed in.
+pub struct Session {
+    pub(crate) position: usize,
+    pub(crate) state: Vec<LayerState>,
+    pub(crate) stream: Vec<f32>,
+    pub(crate) blocks: Vec<f32>,
+    pub(crate) stage: Vec<f32>,
+    pub(crate) router: Vec<f32>,
+    pub(crate) tables: Vec<f32>,
+    pub(crate) tiles: Vec<f32>,
+    pub(crate) logits: Vec<f32>,
+    pub(crate) ids: Vec<u32>,
+    pub(crate) visits: Vec<(u32, u32, u32)>,
+}
+
+impl Session {
+    /// Tokens in the state.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// What each layer carries.
+    pub fn state(&self) -> &[LayerState] {
+        &self.state
+    }
+
+    /// Back to the empty sequence.
+    pub fn reset(&mut self) {
+        self.position = 0;
+        for state in &mut self.state {
+            if let LayerState::Kda(state) = state {
+                state.recurrent.fill(0.0);
+                state.conv.iter_mut().for_each(|history| history.fill(0.0));
+            }
+        }
+    }
+}
