@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 use waste_common::container::{Container, RecordView};
-use waste_engine::model::{Engine, EngineOptions, Wanted};
+use waste_engine::{Engine, EngineOptions, Wanted};
 use waste_tests::synthetic::{self, Fill};
 
 fn config(name: &str) -> Value {
