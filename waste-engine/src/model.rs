@@ -193,6 +193,7 @@ impl Engine {
             logits: vec![0.0; scratch.logits],
             ids: vec![0; visits],
             visits: Vec::with_capacity(visits),
+            image_rows: std::collections::VecDeque::new(),
         }
     }
 
@@ -303,14 +304,26 @@ impl Engine {
         let (compute, hidden) = (&self.compute, self.config.hidden);
         let n = tokens.len();
         let capacity = session.stream.len() / 4;
-        let Session { position, state, stream, blocks, stage, router, tables, tiles, ids, visits, .. } =
-            session;
+        let Session {
+            position,
+            state,
+            stream,
+            blocks,
+            stage,
+            router,
+            tables,
+            tiles,
+            ids,
+            visits,
+            image_rows,
+            ..
+        } = session;
         let [prefix, mixed, normed, delta] = quarters(stream, capacity, n * hidden);
         let block = self.config.attn_res_block;
         let stride = n * hidden;
         let mut stored = 0;
 
-        self.embed(tokens, prefix)?;
+        self.embed(tokens, image_rows, prefix)?;
         if let Some(trace) = trace.as_deref_mut() {
             record_hidden(trace, 0, prefix);
         }
@@ -415,27 +428,32 @@ impl Engine {
         });
     }
 
-    /// The tokens' rows of the embedding, read from where the weights are: the table is not kept in memory.
-    fn embed(&self, tokens: &[u32], out: &mut [f32]) -> Result<(), EngineError> {
+    /// The tokens' rows: an image's where a placeholder stands and rows are queued, else the embedding's, read from
+    /// where the weights are, for the table is not kept in memory.
+    fn embed(
+        &self,
+        tokens: &[u32],
+        image_rows: &mut std::collections::VecDeque<f32>,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
         let hidden = self.config.hidden;
-        let rows = tokens.iter().zip(out.chunks_exact_mut(hidden));
-        if self.config.tied_embeddings {
-            for (&token, row) in rows {
-                self.head.decode_row(token as usize, row);
-            }
-            return Ok(());
-        }
         let name = tensors::embedding(&self.config);
-        match &self.source {
-            Source::Container(container) => {
-                let entry = container.trunk().require(&name)?;
-                for (&token, row) in rows {
-                    container.trunk().decode_row(entry, u64::from(token), row)?;
+        for (&token, row) in tokens.iter().zip(out.chunks_exact_mut(hidden)) {
+            if Some(token) == self.config.media_placeholder && image_rows.len() >= hidden {
+                for (out, value) in row.iter_mut().zip(image_rows.drain(..hidden)) {
+                    *out = value;
                 }
-            }
-            Source::Checkpoint(checkpoint) => {
-                for (&token, row) in rows {
-                    row.copy_from_slice(&checkpoint.read_rows_f32(&name, token as usize, 1)?);
+            } else if self.config.tied_embeddings {
+                self.head.decode_row(token as usize, row);
+            } else {
+                match &self.source {
+                    Source::Container(container) => {
+                        let trunk = container.trunk();
+                        trunk.decode_row(trunk.require(&name)?, u64::from(token), row)?;
+                    }
+                    Source::Checkpoint(checkpoint) => {
+                        row.copy_from_slice(&checkpoint.read_rows_f32(&name, token as usize, 1)?);
+                    }
                 }
             }
         }

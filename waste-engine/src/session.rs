@@ -24,6 +24,8 @@ pub struct Session {
     pub(crate) logits: Vec<f32>,
     pub(crate) ids: Vec<u32>,
     pub(crate) visits: Vec<(u32, u32, u32)>,
+    /// Rows of images that no placeholder has taken yet, [rows, hidden].
+    pub(crate) image_rows: std::collections::VecDeque<f32>,
 }
 
 impl Session {
@@ -37,9 +39,16 @@ impl Session {
         &self.state
     }
 
+    /// Queues the rows of an image, [rows, hidden]: each media placeholder that comes along takes the next one in
+    /// place of its embedding, in a prompt as well as token by token.
+    pub fn queue_image(&mut self, rows: &[f32]) {
+        self.image_rows.extend(rows);
+    }
+
     /// Back to the empty sequence.
     pub fn reset(&mut self) {
         self.position = 0;
+        self.image_rows.clear();
         for state in &mut self.state {
             if let LayerState::Kda(state) = state {
                 state.recurrent.fill(0.0);

@@ -147,6 +147,29 @@ fn tiny_k3_checkpoint() {
     check_checkpoint("tiny-k3");
 }
 
+/// The decoder's part of an image prompt: the tower's rows stand in for the placeholders, in chunks and token by
+/// token.
+#[test]
+fn tiny_k3_image_prompt() {
+    let golden = Golden::open("golden/tiny-k3/image.safetensors");
+    let engine = Engine::open(&path("golden/tiny-k3/ckpt"), options()).unwrap();
+    let config = engine.config().clone();
+    let (ids, rows) = (golden.u32("ids"), golden.f32("image_rows_f64"));
+    let expected = golden.f64("logits_f64");
+    let placeholders = ids.iter().filter(|&&id| Some(id) == config.media_placeholder).count();
+    assert_eq!(placeholders * config.hidden, rows.len());
+    for split in [&[64usize] as &[usize], &[1], &[2, 3]] {
+        let mut session = engine.session();
+        session.queue_image(&rows);
+        let mut trace = Trace::default();
+        let logits = run(&engine, &mut session, &ids, split, Some(&mut trace));
+        assert_rows(&format!("image {split:?}"), &logits, &expected, config.vocab, RELATIVE_L2, LOGIT_ABS);
+        for (layer, found) in &trace.routes {
+            assert_eq!(found, &golden.u32(&format!("route.{layer}.ids")), "{split:?} layer {layer}");
+        }
+    }
+}
+
 fn check_interop(name: &str) {
     let golden = Golden::open(&format!("interop/{name}.logits.safetensors"));
     let meta: serde_json::Value =
