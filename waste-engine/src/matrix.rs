@@ -1,12 +1,12 @@
 //! Weight matrices of the trunk, kept in the format in which they are stored.
 
+use rayon::prelude::*;
+use waste_common::plan::scratch::TILE_ROWS;
 use waste_common::quant::{half, q3g, q4g, q8g};
 
 use crate::compute::Compute;
 use crate::kernels::Kernels;
-
-/// Rows that stay in the cache while the tokens of a chunk pass over them.
-const TILE_ROWS: usize = 32;
+use crate::kernels::columns::Columns;
 
 /// A weight matrix [rows, cols].
 pub struct Matrix {
@@ -100,26 +100,30 @@ impl Matrix {
         }
     }
 
-    /// `out[t] = W · x[t]` for every token; `x` is [tokens, cols], `out` [tokens, rows]. Each element is the same
-    /// dot product whatever the number of tokens or threads.
+    /// `out[t] = W · x[t]` for every token; `x` is [tokens, cols], `out` [tokens, rows]. Each element is one dot
+    /// product, whatever the threads. Several tokens go through tiles of decoded rows: f32 weights give the bits of
+    /// one token alone, quantised ones differ by the rounding of each weight's product with its scale.
     pub fn apply(&self, compute: &Compute, x: &[f32], out: &mut [f32]) {
         debug_assert_eq!(x.len() / self.cols, out.len() / self.rows);
         let kernels = compute.kernels;
         if x.len() == self.cols {
             return compute.rows(out, 4, |first, out| self.rows_into(kernels, first, x, out));
         }
-        let tokens = x.len() / self.cols;
-        let share = compute.share(tokens, 1);
-        let work = |first: usize, out: &mut [f32]| {
-            for tile in (0..self.rows).step_by(TILE_ROWS) {
-                let end = (tile + TILE_ROWS).min(self.rows);
-                for (x, out) in
-                    x[first * self.cols..].chunks_exact(self.cols).zip(out.chunks_exact_mut(self.rows))
-                {
-                    self.rows_into(kernels, tile, x, &mut out[tile..end]);
+        let tiles = Columns::new(out, self.rows).chunks(TILE_ROWS);
+        tiles.into_par_iter().enumerate().for_each_init(Vec::new, |buffer, (tile, mut out)| {
+            let rows = tile * TILE_ROWS..tile * TILE_ROWS + out.width();
+            let weights = match &self.data {
+                MatrixData::F32(w) => &w[rows.start * self.cols..rows.end * self.cols],
+                _ => {
+                    buffer.resize(TILE_ROWS * self.cols, 0.0);
+                    let decoded = &mut buffer[..rows.len() * self.cols];
+                    for (row, decoded) in rows.zip(decoded.chunks_exact_mut(self.cols)) {
+                        self.decode_row(row, decoded);
+                    }
+                    &*decoded
                 }
-            }
-        };
-        compute.tokens(out, share * self.rows, |i, out| work(i * share, out));
+            };
+            (kernels.gemm)(weights, x, self.cols, &mut out);
+        });
     }
 }

@@ -189,7 +189,7 @@ impl Engine {
             stage: vec![0.0; scratch.stage],
             router: vec![0.0; scratch.router],
             tables: vec![0.0; scratch.tables],
-            tiles: vec![0.0; scratch.tiles],
+            tiles: vec![0.0; scratch.expert_tiles],
             logits: vec![0.0; scratch.logits],
             ids: vec![0; visits],
             visits: Vec::with_capacity(visits),

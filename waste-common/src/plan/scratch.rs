@@ -29,7 +29,7 @@ pub enum ExpertStorage {
     },
 }
 
-/// Rows of an expert that are expanded to f32 at a time.
+/// Rows of a matrix that are decoded to f32 at a time.
 pub const TILE_ROWS: usize = 8;
 /// Rows of a block of VQ indices.
 pub const BLOCK_ROWS: usize = 64;
@@ -49,8 +49,10 @@ pub struct Scratch {
     pub router: usize,
     /// Tables of partial dot products: gate, up, and one down.
     pub tables: usize,
-    /// [threads, `TILE_ROWS`, columns] of expanded expert rows.
+    /// [threads, `TILE_ROWS`, columns] of decoded rows of the trunk.
     pub tiles: usize,
+    /// The same of experts.
+    pub expert_tiles: usize,
     /// [`LOGIT_ROWS`, vocabulary].
     pub logits: usize,
     /// Codebooks of all layers, decoded, twice: by entry and by dimension.
@@ -68,7 +70,8 @@ impl Scratch {
             stage: 0,
             router: 0,
             tables: 0,
-            tiles: 0,
+            tiles: options.threads * TILE_ROWS * widest_row(config),
+            expert_tiles: 0,
             logits: LOGIT_ROWS * config.vocab,
             codebooks: 0,
         };
@@ -88,7 +91,7 @@ impl Scratch {
             if let ExpertStorage::Vq { stages, entries } = options.experts {
                 let table = |columns: usize| columns / 8 * stages * entries;
                 scratch.tables = 2 * table(moe.input) + table(moe.intermediate);
-                scratch.tiles = options.threads * TILE_ROWS * moe.input.max(moe.intermediate);
+                scratch.expert_tiles = options.threads * TILE_ROWS * moe.input.max(moe.intermediate);
                 scratch.codebooks = 2 * config.moe_layers().count() * 3 * stages * entries * 8;
             }
         }
@@ -97,10 +100,19 @@ impl Scratch {
 
     /// Bytes of all buffers.
     pub fn bytes(&self) -> u64 {
-        let Scratch { stream, blocks, stage, router, tables, tiles, logits, codebooks } = self;
-        let elements = [stream, blocks, stage, router, tables, tiles, logits, codebooks];
+        let Scratch { stream, blocks, stage, router, tables, tiles, expert_tiles, logits, codebooks } = self;
+        let elements = [stream, blocks, stage, router, tables, tiles, expert_tiles, logits, codebooks];
         4 * elements.iter().map(|&&n| n as u64).sum::<u64>()
     }
+}
+
+/// Columns of the widest matrix of the trunk.
+fn widest_row(config: &ModelConfig) -> usize {
+    let (kda, mla) = (&config.kda, &config.mla);
+    let shared = config.moe.as_ref().map_or(0, |moe| moe.input.max(moe.shared * moe.intermediate));
+    let widths =
+        [config.hidden, config.dense_intermediate, kda.width(), mla.heads * mla.value, mla.kv_lora, shared];
+    widths.into_iter().chain(mla.q_lora).max().unwrap_or(0)
 }
 
 /// Elements of a KDA layer's buffers, in the order in which they stand in the stage buffer.

@@ -5,10 +5,13 @@
 //! instructions a CPU has, so every set gives the same bits.
 #![allow(unsafe_code)]
 
+pub mod columns;
+pub mod gemm;
 pub mod math;
 pub mod portable;
 
 use crate::error::EngineError;
+use columns::Columns;
 
 /// One matrix kernel over rows of f32 weights: `(weights [rows, cols], x [cols], out [rows])`.
 pub type RowsF32 = fn(&[f32], &[f32], &mut [f32]);
@@ -24,14 +27,16 @@ macro_rules! kernel_table {
         pub struct Kernels {
             /// `portable`, `avx2`, …
             pub name: &'static str,
+            /// Rows of f32 weights times tokens: `(weights [rows, cols], x [tokens, cols], cols, out [tokens, rows])`.
+            pub gemm: fn(&[f32], &[f32], usize, &mut Columns),
             $( $(#[$doc])* pub $kernel: fn($($type),*) $(-> $ret)?, )*
         }
 
-        static PORTABLE: Kernels = Kernels { name: "portable", $( $kernel: portable::$kernel, )* };
+        static PORTABLE: Kernels = Kernels { name: "portable", gemm: gemm::gemm, $( $kernel: portable::$kernel, )* };
 
         #[cfg(target_arch = "x86_64")]
         mod avx2 {
-            use super::{portable, Kernels};
+            use super::{Kernels, gemm::gemm_avx2, portable};
 
             $(
                 #[target_feature(enable = "avx2,fma,f16c")]
@@ -42,6 +47,8 @@ macro_rules! kernel_table {
 
             pub(super) static TABLE: Kernels = Kernels {
                 name: "avx2",
+                // SAFETY: as below.
+                gemm: |weights, x, cols, out| unsafe { gemm_avx2(weights, x, cols, out) },
                 // SAFETY: `Kernels::named` hands this table out only after it has seen the CPU report AVX2, FMA and F16C.
                 $( $kernel: |$($arg),*| unsafe { self::$kernel($($arg),*) }, )*
             };

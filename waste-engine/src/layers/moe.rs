@@ -12,6 +12,7 @@ use crate::compute::Compute;
 use crate::error::EngineError;
 use crate::experts::source::{Codebooks, ExpertFormat};
 use crate::experts::{ExpertId, ExpertStore};
+use crate::kernels::columns::Columns;
 use crate::kernels::portable::VqShape;
 use crate::matrix::Matrix;
 
@@ -383,9 +384,8 @@ impl ExpertView<'_> {
                 for row in (0..end).step_by(TILE_ROWS) {
                     let count = TILE_ROWS.min(end - row);
                     let weights = self.rows(kind, block, row, count, cols, tile);
-                    for (x, out) in x.chunks_exact(cols).zip(out.chunks_exact_mut(BLOCK_ROWS)) {
-                        (compute.kernels.rows_f32)(weights, x, &mut out[row..row + count]);
-                    }
+                    let (_, tail) = Columns::new(out, BLOCK_ROWS).split_at(row);
+                    (compute.kernels.gemm)(weights, x, cols, &mut tail.split_at(count).0);
                 }
             }
         };

@@ -1,0 +1,128 @@
+//! A matrix of results that several threads fill, each its own columns.
+
+use std::marker::PhantomData;
+
+/// Columns of a row-major matrix: `width` of every row's elements, rows `stride` apart. Splitting gives disjoint
+/// columns, so the parts can be written from different threads.
+pub struct Columns<'a> {
+    first: *mut f32,
+    rows: usize,
+    stride: usize,
+    width: usize,
+    matrix: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: a part has its elements to itself, like a `&mut [f32]`.
+unsafe impl Send for Columns<'_> {}
+
+impl<'a> Columns<'a> {
+    /// All columns of a matrix of rows of `stride` elements.
+    ///
+    /// # Panics
+    /// If the elements are not whole rows.
+    pub fn new(matrix: &'a mut [f32], stride: usize) -> Self {
+        assert!(
+            stride > 0 && matrix.len().is_multiple_of(stride),
+            "{} elements, {stride} a row",
+            matrix.len()
+        );
+        let rows = matrix.len() / stride;
+        Columns { first: matrix.as_mut_ptr(), rows, stride, width: stride, matrix: PhantomData }
+    }
+
+    /// Rows of the matrix.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns in this part.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Elements from a row to the next.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// The first element.
+    pub(super) fn as_mut_ptr(&mut self) -> *mut f32 {
+        self.first
+    }
+
+    /// Sets one element.
+    ///
+    /// # Panics
+    /// If it is not in this part.
+    #[inline(always)]
+    pub fn set(&mut self, row: usize, column: usize, value: f32) {
+        assert!(
+            row < self.rows && column < self.width,
+            "element {row}, {column} of {} x {}",
+            self.rows,
+            self.width
+        );
+        // SAFETY: the element lies in the matrix that `new` was given, in a column only this part has.
+        unsafe { *self.first.add(row * self.stride + column) = value };
+    }
+
+    /// The first `width` columns and the rest.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn split_at(self, width: usize) -> (Self, Self) {
+        assert!(width <= self.width, "{width} of {} columns", self.width);
+        // SAFETY: at most one past the part's last column of the first row, so within the matrix or at its end.
+        let rest = unsafe { self.first.add(width) };
+        (
+            Columns { width, matrix: PhantomData, ..self },
+            Columns { first: rest, width: self.width - width, matrix: PhantomData, ..self },
+        )
+    }
+
+    /// Parts of `width` columns each, the last one perhaps narrower.
+    pub fn chunks(self, width: usize) -> Vec<Self> {
+        let mut parts = Vec::with_capacity(self.width.div_ceil(width.max(1)));
+        let mut rest = self;
+        while rest.width > 0 {
+            let width = width.clamp(1, rest.width);
+            let (part, tail) = rest.split_at(width);
+            parts.push(part);
+            rest = tail;
+        }
+        parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_disjoint_and_cover_all() {
+        let mut matrix = vec![0.0; 5 * 7];
+        std::thread::scope(|scope| {
+            for (i, mut part) in Columns::new(&mut matrix, 7).chunks(3).into_iter().enumerate() {
+                scope.spawn(move || {
+                    for row in 0..part.rows() {
+                        for column in 0..part.width() {
+                            part.set(row, column, (100 * i + 10 * row + column) as f32);
+                        }
+                    }
+                });
+            }
+        });
+        for (i, value) in matrix.iter().enumerate() {
+            let (row, column) = (i / 7, i % 7);
+            assert_eq!(*value, (100 * (column / 3) + 10 * row + column % 3) as f32);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "element")]
+    fn a_part_cannot_reach_beyond_itself() {
+        let mut matrix = vec![0.0; 12];
+        let (mut left, _) = Columns::new(&mut matrix, 4).split_at(2);
+        left.set(0, 2, 1.0);
+    }
+}
