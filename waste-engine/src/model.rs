@@ -200,7 +200,6 @@ impl Engine {
     fn scratch_options(&self) -> ScratchOptions {
         ScratchOptions {
             chunk: self.options.chunk,
-            ctx: self.options.ctx,
             threads: self.compute.threads(),
             experts: match &self.format {
                 ExpertFormat::Dense { .. } => ExpertStorage::Dense,
@@ -328,7 +327,7 @@ impl Engine {
             record_hidden(trace, 0, prefix);
         }
         let kda_sizes = KdaBuffers::of(&self.config, n);
-        let mla_sizes = MlaBuffers::of(&self.config, n, self.options.ctx, compute.threads());
+        let mla_sizes = MlaBuffers::of(&self.config, n, compute.threads());
         let moe_sizes = MoeBuffers::of(&self.config, n);
         for (l, (layer, state)) in self.layers.iter().zip(state.iter_mut()).enumerate() {
             let starts_block = block.is_some_and(|block| l % block == 0);

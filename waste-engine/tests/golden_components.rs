@@ -5,6 +5,7 @@ mod common;
 
 use common::{Golden, assert_rows, max_abs};
 use waste_common::config::{Activation, RouterScore};
+use waste_common::plan::scratch::{CACHE_TILE, QUERIES};
 use waste_engine::compute::Compute;
 use waste_engine::kernels::Kernels;
 use waste_engine::kernels::portable::KdaHead;
@@ -188,14 +189,16 @@ fn latent_attention() {
         out: empty(),
     };
     for compute in computes() {
-        let mut found = vec![0.0; tokens * heads * value];
-        let mut buffer = vec![f32::NAN; nope * kv_lora + kv_lora + rope + kv_lora + position + tokens];
-        for head in 0..heads {
-            let mut out = vec![0.0; tokens * value];
-            layer.attend(&compute, head, &queries, position, &latent, &mut out, &mut buffer);
-            for (t, out) in out.chunks_exact(value).enumerate() {
-                found[(t * heads + head) * value..][..value].copy_from_slice(out);
-            }
+        // All queries, [heads, tokens], in blocks; what the buffer holds before must not matter.
+        let mut by_head = vec![0.0; heads * tokens * value];
+        let mut buffer = vec![f32::NAN; nope * kv_lora + QUERIES * (kv_lora + rope + kv_lora + CACHE_TILE)];
+        for (b, out) in by_head.chunks_mut(QUERIES * value).enumerate() {
+            layer.attend(&compute, b * QUERIES, tokens, &queries, position, &latent, out, &mut buffer);
+        }
+        let mut found = vec![0.0; by_head.len()];
+        for (i, out) in by_head.chunks_exact(value).enumerate() {
+            let (head, t) = (i / tokens, i % tokens);
+            found[(t * heads + head) * value..][..value].copy_from_slice(out);
         }
         assert_close("mla", &found, &golden, "o_f64", 5e-6);
     }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use waste_common::container::{ExpertFmt, ExpertQuant, Geometry};
 use waste_common::quant::{half, q3g, q4g, q8g, vq};
 use waste_common::tensors::ExpertKind;
-use waste_engine::kernels::portable::{KdaHead, VqShape};
+use waste_engine::kernels::portable::{KdaHead, RunningSoftmax, VqShape};
 use waste_engine::kernels::{Kernels, RowsQuant};
 
 /// Numbers in −1 .. 1 from a seed: splitmix64.
@@ -113,6 +113,28 @@ proptest! {
         same_bits(|k| { let mut y = vec![0.0; n]; (k.conv_silu)(&taps, &conv, &mut y); y });
         let softmax = apply(&|k, y| (k.softmax)(y));
         close(&[softmax.iter().sum()], &[1.0], 1e-5);
+    }
+
+    #[test]
+    fn attention_over_tiles(n in 1usize..130, latents in 1usize..50, seed: u64) {
+        let cached = latents + 3;
+        let (cache, scores) = (noise(seed, n * cached), noise(seed ^ 1, n));
+        let found = same_bits(|k| {
+            let (mut running, mut mix) = (RunningSoftmax::EMPTY, vec![0.0; latents]);
+            for (scores, tile) in scores.chunks(64).zip(cache.chunks(64 * cached)) {
+                (k.attend_tile)(&mut scores.to_vec(), 20.0, tile, cached, &mut running, &mut mix);
+            }
+            mix.iter().map(|x| x / running.sum).collect()
+        });
+        let weights: Vec<f64> = scores.iter().map(|&s| (20.0 * f64::from(s)).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        let mut expected = vec![0.0; latents];
+        for (weight, row) in weights.iter().zip(cache.chunks_exact(cached)) {
+            for (out, x) in expected.iter_mut().zip(row) {
+                *out += weight / sum * f64::from(*x);
+            }
+        }
+        close(&found, &expected, 1e-5);
     }
 
     #[test]

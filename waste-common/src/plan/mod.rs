@@ -210,12 +210,7 @@ fn state_bytes(config: &ModelConfig, options: &PlanOptions) -> u128 {
 
 /// The engine's buffers, the ids and visits of a chunk's experts, and what decoding of weights needs.
 fn scratch_bytes(model: &ModelSizes, options: &PlanOptions) -> u128 {
-    let sizes = ScratchOptions {
-        chunk: options.chunk,
-        ctx: options.ctx,
-        threads: options.threads,
-        experts: model.storage,
-    };
+    let sizes = ScratchOptions { chunk: options.chunk, threads: options.threads, experts: model.storage };
     let visits = model.config.moe.as_ref().map_or(0, |moe| options.chunk * moe.top_k);
     let buffers = Scratch::of(&model.config, &sizes).bytes();
     u128::from(buffers) + visits as u128 * (4 + 12) + u128::from(model.staging_bytes)

@@ -7,8 +7,6 @@ use crate::config::{Mixer, ModelConfig};
 pub struct ScratchOptions {
     /// Tokens of a prefill chunk.
     pub chunk: usize,
-    /// Context length.
-    pub ctx: usize,
     /// Compute threads.
     pub threads: usize,
     /// How the experts are stored.
@@ -33,6 +31,10 @@ pub enum ExpertStorage {
 pub const TILE_ROWS: usize = 8;
 /// Rows of a block of VQ indices.
 pub const BLOCK_ROWS: usize = 64;
+/// Queries that attend to the cache together.
+pub const QUERIES: usize = 32;
+/// Cached tokens they see at a time.
+pub const CACHE_TILE: usize = 64;
 /// Positions whose logits are computed at a time.
 pub const LOGIT_ROWS: usize = 8;
 
@@ -80,7 +82,7 @@ impl Scratch {
             stage(&mut scratch, KdaBuffers::of(config, t).total());
         }
         if config.count(Mixer::Mla) > 0 {
-            stage(&mut scratch, MlaBuffers::of(config, t, options.ctx, options.threads).total());
+            stage(&mut scratch, MlaBuffers::of(config, t, options.threads).total());
         }
         if (0..config.layers()).any(|layer| config.moe_of(layer).is_none()) {
             stage(&mut scratch, 2 * t * config.dense_intermediate);
@@ -149,7 +151,7 @@ pub struct MlaBuffers {
     pub latents: usize,
     /// [T, heads · value] three times: by head, by token, and the gate.
     pub outputs: usize,
-    /// One thread's share: a head's key or value rows, an absorbed query, a mixed latent, scores.
+    /// One thread's share: a head's key rows, and `QUERIES` absorbed queries, mixed latents and tiles of scores.
     pub per_thread: usize,
     /// Threads.
     pub threads: usize,
@@ -157,14 +159,14 @@ pub struct MlaBuffers {
 
 impl MlaBuffers {
     /// Sizes for a chunk of `t` tokens.
-    pub fn of(config: &ModelConfig, t: usize, ctx: usize, threads: usize) -> Self {
+    pub fn of(config: &ModelConfig, t: usize, threads: usize) -> Self {
         let mla = &config.mla;
         MlaBuffers {
             queries: t * mla.heads * (mla.nope + mla.rope),
             bottleneck: t * mla.q_lora.unwrap_or(0),
             latents: t * mla.cached(),
             outputs: t * mla.heads * mla.value,
-            per_thread: mla.nope * mla.kv_lora + mla.cached() + mla.kv_lora + ctx,
+            per_thread: mla.nope * mla.kv_lora + QUERIES * (mla.cached() + mla.kv_lora + CACHE_TILE),
             threads,
         }
     }

@@ -75,6 +75,9 @@ kernel_table! {
     rms_norm: fn(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);
     /// Softmax in place, the maximum subtracted.
     softmax: fn(x: &mut [f32]);
+    /// One query over one tile of the latent cache: scores [n] become weights, the running softmax and the mix of
+    /// latents go on.
+    attend_tile: fn(scores: &mut [f32], scale: f32, tile: &[f32], cached: usize, running: &mut portable::RunningSoftmax, mix: &mut [f32]);
     /// `x = sigmoid(x)`.
     sigmoid: fn(x: &mut [f32]);
     /// `x = silu(x)`.

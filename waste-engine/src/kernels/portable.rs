@@ -202,6 +202,54 @@ pub fn softmax(x: &mut [f32]) {
     }
 }
 
+/// A softmax over scores that come in tiles: largest score so far, and the sum of exponentials relative to it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RunningSoftmax {
+    /// Largest scaled score.
+    pub max: f32,
+    /// `Σ e^(score − max)`.
+    pub sum: f32,
+}
+
+impl RunningSoftmax {
+    /// Before the first tile.
+    pub const EMPTY: RunningSoftmax = RunningSoftmax { max: f32::NEG_INFINITY, sum: 0.0 };
+}
+
+/// See [`Kernels::attend_tile`](super::Kernels::attend_tile).
+#[inline(always)]
+pub fn attend_tile(
+    scores: &mut [f32],
+    scale: f32,
+    tile: &[f32],
+    cached: usize,
+    running: &mut RunningSoftmax,
+    mix: &mut [f32],
+) {
+    let mut max = running.max;
+    for score in scores.iter_mut() {
+        *score *= scale;
+        max = max.max(*score);
+    }
+    // Before the first tile there is nothing to rescale, and −∞ − −∞ is no number.
+    let factor = if running.sum > 0.0 { math::exp(running.max - max) } else { 0.0 };
+    let mut lanes = [0.0; LANES];
+    for block in scores.chunks_mut(LANES) {
+        for (score, lane) in block.iter_mut().zip(&mut lanes) {
+            *score = math::exp(*score - max);
+            *lane += *score;
+        }
+    }
+    *running = RunningSoftmax { max, sum: running.sum.mul_add(factor, reduce(lanes)) };
+    for x in mix.iter_mut() {
+        *x *= factor;
+    }
+    let latents = mix.len();
+    for (score, row) in scores.iter().zip(tile.chunks_exact(cached)) {
+        axpy(*score, &row[..latents], mix);
+    }
+}
+
 /// See [`Kernels::sigmoid`](super::Kernels::sigmoid).
 #[inline(always)]
 pub fn sigmoid(x: &mut [f32]) {

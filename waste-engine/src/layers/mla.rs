@@ -1,10 +1,12 @@
 //! Multi-head latent attention in its absorbed form, on a cache of latents (architecture.md §5).
 
 use rayon::prelude::*;
-use waste_common::plan::scratch::MlaBuffers;
+use waste_common::plan::scratch::{CACHE_TILE, MlaBuffers, QUERIES};
 
 use super::{by_token, cut};
 use crate::compute::Compute;
+use crate::kernels::columns::Columns;
+use crate::kernels::portable::RunningSoftmax;
 use crate::matrix::Matrix;
 
 /// Epsilon of `q_a_layernorm` and `kv_a_layernorm`: the published code's class default, not `rms_norm_eps`.
@@ -97,14 +99,23 @@ impl MlaLayer {
         }
 
         let cache = &*cache;
-        let share = self.heads.div_ceil(sizes.threads);
+        let share = (self.heads * tokens).div_ceil(sizes.threads);
         heads_out
-            .par_chunks_mut(share * tokens * self.value)
+            .par_chunks_mut(share * self.value)
             .zip(threads.par_chunks_mut(sizes.per_thread))
             .enumerate()
             .for_each(|(i, (out, buffer))| {
-                for (h, out) in out.chunks_exact_mut(tokens * self.value).enumerate() {
-                    self.attend(compute, i * share + h, queries, position, cache, out, buffer);
+                for (b, out) in out.chunks_mut(QUERIES * self.value).enumerate() {
+                    self.attend(
+                        compute,
+                        i * share + b * QUERIES,
+                        tokens,
+                        queries,
+                        position,
+                        cache,
+                        out,
+                        buffer,
+                    );
                 }
             });
         by_token(heads_out, tokens, self.value, mixed);
@@ -117,12 +128,15 @@ impl MlaLayer {
         self.out.apply(compute, mixed, out);
     }
 
-    /// One head over all tokens of the chunk: `out` is [tokens, value].
+    /// A block of queries over the cache: number `first ..` of [heads, tokens], as many as `out`, [n, value], has
+    /// rows. The cache goes by in tiles; each query keeps a running maximum, sum and mix, so nothing grows with the
+    /// context and a query's result does not depend on its neighbours.
     #[allow(clippy::too_many_arguments)]
     pub fn attend(
         &self,
         compute: &Compute,
-        head: usize,
+        first: usize,
+        tokens: usize,
         queries: &[f32],
         position: usize,
         cache: &[f32],
@@ -131,35 +145,52 @@ impl MlaLayer {
     ) {
         let kernels = compute.kernels;
         let (lora, cached, key) = (self.kv_lora, self.kv_lora + self.rope, self.nope + self.rope);
+        let n = out.len() / self.value;
         let rows = cut(&mut buffer, self.nope * lora);
-        let absorbed = cut(&mut buffer, cached);
-        let context = cut(&mut buffer, lora);
-        let scores = buffer;
-        let first = head * (self.nope + self.value);
-        for (i, row) in rows.chunks_exact_mut(lora).enumerate() {
-            self.expand.decode_row(first + i, row);
-        }
-        let scale = 1.0 / (key as f32).sqrt();
-        for (t, out) in out.chunks_exact_mut(self.value).enumerate() {
-            let query = &queries[(t * self.heads + head) * key..][..key];
-            let (nope, rope) = query.split_at(self.nope);
+        let absorbed = &mut cut(&mut buffer, QUERIES * cached)[..n * cached];
+        let mixes = &mut cut(&mut buffer, QUERIES * lora)[..n * lora];
+        let scores = &mut cut(&mut buffer, QUERIES * CACHE_TILE)[..n * CACHE_TILE];
+        let place = |query: usize| ((first + query) / tokens, (first + query) % tokens);
+
+        let mut decoded = None;
+        for (i, absorbed) in absorbed.chunks_exact_mut(cached).enumerate() {
+            let (head, token) = place(i);
+            if decoded.replace(head) != Some(head) {
+                for (d, row) in rows.chunks_exact_mut(lora).enumerate() {
+                    self.expand.decode_row(head * (self.nope + self.value) + d, row);
+                }
+            }
+            let query = &queries[(token * self.heads + head) * key..][..key];
             let (latent, shared) = absorbed.split_at_mut(lora);
             latent.fill(0.0);
-            for (q, row) in nope.iter().zip(rows.chunks_exact(lora)) {
+            for (q, row) in query.iter().zip(rows.chunks_exact(lora)) {
                 (kernels.axpy)(*q, row, latent);
             }
-            shared.copy_from_slice(rope);
-            let scores = &mut scores[..position + t + 1];
-            (kernels.rows_f32)(&cache[..scores.len() * cached], absorbed, scores);
-            for score in scores.iter_mut() {
-                *score *= scale;
+            shared.copy_from_slice(&query[self.nope..]);
+        }
+
+        let scale = 1.0 / (key as f32).sqrt();
+        let mut running = [RunningSoftmax::EMPTY; QUERIES];
+        mixes.fill(0.0);
+        let seen = |query: usize| position + place(query).1 + 1;
+        let end = (0..n).map(seen).max().unwrap_or(0);
+        for start in (0..end).step_by(CACHE_TILE) {
+            let tile = &cache[start * cached..end.min(start + CACHE_TILE) * cached];
+            (kernels.gemm)(tile, absorbed, cached, &mut Columns::new(scores, CACHE_TILE));
+            let queries =
+                scores.chunks_exact_mut(CACHE_TILE).zip(mixes.chunks_exact_mut(lora)).zip(&mut running);
+            for (i, ((scores, mix), running)) in queries.enumerate() {
+                let visible = seen(i).saturating_sub(start).min(tile.len() / cached);
+                if visible > 0 {
+                    (kernels.attend_tile)(&mut scores[..visible], scale, tile, cached, running, mix);
+                }
             }
-            (kernels.softmax)(scores);
-            context.fill(0.0);
-            for (score, row) in scores.iter().zip(cache.chunks_exact(cached)) {
-                (kernels.axpy)(*score, &row[..lora], context);
-            }
-            self.expand.rows_into(kernels, first + self.nope, context, out);
+        }
+        for (i, (out, mix)) in out.chunks_exact_mut(self.value).zip(mixes.chunks_exact_mut(lora)).enumerate()
+        {
+            let share = 1.0 / running[i].sum;
+            mix.iter_mut().for_each(|x| *x *= share);
+            self.expand.rows_into(kernels, place(i).0 * (self.nope + self.value) + self.nope, mix, out);
         }
     }
 }
