@@ -338,15 +338,7 @@ impl Engine {
         sink: &mut LogitSink<'_>,
         mut trace: Option<&mut Trace>,
     ) -> Result<(), EngineError> {
-        let room = self.options.ctx - session.position;
-        if tokens.len() > room {
-            let (position, wanted) = (session.position, tokens.len());
-            return Err(EngineError::ContextFull { position, wanted, ctx: self.options.ctx });
-        }
-        if let Some(at) = tokens.iter().position(|&id| id as usize >= self.config.vocab) {
-            let (position, vocab) = (session.position + at, self.config.vocab);
-            return Err(EngineError::TokenOutOfRange { position, id: tokens[at], vocab });
-        }
+        EngineError::check_tokens(tokens, session.position, self.options.ctx, self.config.vocab)?;
         self.compute.run(|| {
             let mut done = 0;
             for chunk in tokens.chunks(self.options.chunk) {

@@ -38,7 +38,9 @@ pub fn run(args: EvalArgs, output: &Output) -> Result<Exit, Failure> {
             let tokenizer = match &tokenizer {
                 Ok(tokenizer) => tokenizer,
                 Err(_) => {
-                    return Err(tokenizer.err().map_or_else(|| Failure::internal("no tokenizer"), Into::into));
+                    return Err(tokenizer
+                        .err()
+                        .map_or_else(|| Failure::internal("no tokenizer"), Into::into));
                 }
             };
             input::encode(tokenizer, &text, !args.no_bos)?
@@ -47,7 +49,7 @@ pub fn run(args: EvalArgs, output: &Output) -> Result<Exit, Failure> {
     if ids.is_empty() {
         return Err(Failure::usage("there is no token to evaluate"));
     }
-    let opened = open::open(&model, &args.open, output)?;
+    let opened = open::open(&model, &args.open, &ids, output)?;
     let engine = &opened.engine;
     let vocab = engine.config().vocab;
     let mut session = engine.session();

@@ -30,7 +30,7 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
     let text = input::from_file(&args.file)?;
     let ids = tokenizer.encode(&text);
     let bos = if args.bos { Some(input::bos(&tokenizer)?) } else { None };
-    let opened = open::open(&model, &args.open, output)?;
+    let opened = open::open(&model, &args.open, &[], output)?;
     let room = opened.plan.ctx - usize::from(args.bos);
     let run = args.run.unwrap_or(room);
     if run == 0 || run > room {
