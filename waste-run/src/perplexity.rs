@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use waste_common::cli::{Exit, Failure, Output, Progress, Unit, resolve_model};
+use waste_common::machine::peak_rss_bytes;
 use waste_engine::Wanted;
 use waste_engine::tokenizer::Tokenizer;
 
@@ -21,6 +22,7 @@ struct Report {
     bos: bool,
     seconds: f64,
     budget_bytes: u64,
+    peak_rss_bytes: Option<u64>,
 }
 
 /// Measures a text: cut into runs, each from an empty state, the loss of every predicted token summed.
@@ -80,6 +82,7 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
         bos: args.bos,
         seconds: start.elapsed().as_secs_f64(),
         budget_bytes: opened.plan.budget_bytes,
+        peak_rss_bytes: peak_rss_bytes(),
     };
     if output.json() {
         output.result(&report)?;

@@ -90,7 +90,7 @@ fn a_run_reports_its_stable_keys() {
 #[test]
 fn the_subcommands_report_their_stable_keys() {
     let eval = with("eval", CONTAINER, &["hello", "--top", "3", "--json"]).done().json("waste-run-eval/1");
-    assert_eq!(keys(&eval), ["schema", "prompt_tokens", "vocab", "top"]);
+    assert_eq!(keys(&eval)[..4], ["schema", "prompt_tokens", "vocab", "top"]);
     let top = eval["top"].as_array().unwrap();
     assert_eq!((top.len(), &eval["vocab"]), (3, &json!(650)));
     top.iter().for_each(|candidate| assert_eq!(keys(candidate), ["id", "text", "logit", "prob"]));
