@@ -113,7 +113,10 @@ fn a_flipped_payload_bit_is_named_on_request_and_survived_otherwise() {
     let error = text(&model, &["--verify"]).exits(3);
     let error = serde_json::from_str::<Value>(&error.stdout).unwrap()["error"].clone();
     assert_eq!(error["layer"], 3, "{error}");
-    assert!(error["expert"].is_u64() && error["message"].as_str().unwrap().contains("experts-L3.bin"), "{error}");
+    assert!(
+        error["expert"].is_u64() && error["message"].as_str().unwrap().contains("experts-L3.bin"),
+        "{error}"
+    );
     text(&model, &[]).done();
 
     // Scales that are no numbers.
@@ -166,7 +169,9 @@ fn hostile_manifests_are_refused_in_little_memory() {
             model.edit("manifest.json", |manifest| manifest["layers"]["1"]["file"] = json!(file));
         });
     }
-    for value in [json!(0), json!(-1), json!(1u64 << 40), json!(u64::MAX), json!(1e300), json!("256"), json!(null)] {
+    for value in
+        [json!(0), json!(-1), json!(1u64 << 40), json!(u64::MAX), json!(1e300), json!("256"), json!(null)]
+    {
         for key in [
             "hidden_size",
             "vocab_size",
@@ -200,12 +205,15 @@ fn hostile_manifests_are_refused_in_little_memory() {
             });
         }
         hostile(&format!("shape {value}"), |model| {
-            model.edit("manifest.json", |manifest| manifest["trunk"][5]["shape"] = json!([value, value, value]));
+            model.edit("manifest.json", |manifest| {
+                manifest["trunk"][5]["shape"] = json!([value, value, value])
+            });
         });
     }
     hostile("a group of 0", |model| {
         model.edit("manifest.json", |manifest| {
-            let grouped = manifest["trunk"].as_array_mut().unwrap().iter_mut().find(|e| !e["group"].is_null());
+            let grouped =
+                manifest["trunk"].as_array_mut().unwrap().iter_mut().find(|e| !e["group"].is_null());
             grouped.unwrap()["group"] = json!(0);
         });
     });
@@ -217,7 +225,11 @@ fn hostile_files_are_refused_in_little_memory() {
     hostile("a deep manifest", |model| model.set("manifest.json", deep.as_bytes()));
     hostile("a deep configuration", |model| {
         let text = String::from_utf8(model.read("manifest.json")).unwrap();
-        let text = text.replacen("\"config\":", &format!("\"config_\":{deep}{},\"config\":", "]".repeat(100_000)), 1);
+        let text = text.replacen(
+            "\"config\":",
+            &format!("\"config_\":{deep}{},\"config\":", "]".repeat(100_000)),
+            1,
+        );
         model.set("manifest.json", text.as_bytes());
     });
     hostile("a manifest of 1 GB", |model| {
@@ -243,7 +255,13 @@ fn hostile_tokenizers_are_refused() {
         let model = container();
         model.set(name, content);
         let ran = text(&model, &[]);
-        assert_eq!(ran.exit, Some(3), "{name} {}: {}", String::from_utf8_lossy(&content[..content.len().min(40)]), ran.stderr);
+        assert_eq!(
+            ran.exit,
+            Some(3),
+            "{name} {}: {}",
+            String::from_utf8_lossy(&content[..content.len().min(40)]),
+            ran.stderr
+        );
     }
 }
 
@@ -260,23 +278,24 @@ fn a_directory_in_place_of_a_file_is_refused() {
 
 #[test]
 fn a_damaged_checkpoint_is_refused() {
-    let shard = "model-00002-of-00004.safetensors";
-    let damage: [(&str, &dyn Fn(&Model)); 5] = [
-        ("truncated", &|model| model.set(shard, &model.read(shard)[..100_000])),
-        ("header of 2^60 bytes", &|model| {
-            let mut bytes = model.read(shard);
+    const SHARD: &str = "model-00002-of-00004.safetensors";
+    type Damage = (&'static str, fn(&Model));
+    let damage: [Damage; 5] = [
+        ("truncated", |model| model.set(SHARD, &model.read(SHARD)[..100_000])),
+        ("header of 2^60 bytes", |model| {
+            let mut bytes = model.read(SHARD);
             bytes[..8].copy_from_slice(&(1u64 << 60).to_le_bytes());
-            model.set(shard, &bytes);
+            model.set(SHARD, &bytes);
         }),
-        ("missing", &|model| std::fs::remove_file(model.path(shard)).unwrap()),
-        ("outside", &|model| {
+        ("missing", |model| std::fs::remove_file(model.path(SHARD)).unwrap()),
+        ("outside", |model| {
             model.edit("model.safetensors.index.json", |index| {
                 for file in index["weight_map"].as_object_mut().unwrap().values_mut() {
                     *file = json!(format!("../{}", file.as_str().unwrap()));
                 }
             });
         }),
-        ("deep", &|model| model.set("config.json", "[".repeat(100_000).as_bytes())),
+        ("deep", |model| model.set("config.json", "[".repeat(100_000).as_bytes())),
     ];
     for (what, change) in damage {
         let model = Model::copy("golden/tiny-linear/ckpt");

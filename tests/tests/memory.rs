@@ -31,7 +31,8 @@ fn shape(name: &str) -> Value {
         text[key] = json!(value);
     }
     if name == "kimi-k3" {
-        for (key, value) in [("routed_expert_hidden_size", 768), ("q_lora_rank", 256), ("attn_res_block_size", 3)]
+        for (key, value) in
+            [("routed_expert_hidden_size", 768), ("q_lora_rank", 256), ("attn_res_block_size", 3)]
         {
             text[key] = json!(value);
         }
@@ -48,7 +49,10 @@ fn shape(name: &str) -> Value {
 fn container(name: &str) -> Model {
     let model = Model::empty("large.waste");
     synthetic::container(&model.dir, &shape(name), Fill::Zeros).unwrap();
-    for (name, source) in [("tokenizer.model", "tiktoken.model"), ("specials.json", "../../../interop/tiny-k3.waste/specials.json")] {
+    for (name, source) in [
+        ("tokenizer.model", "tiktoken.model"),
+        ("specials.json", "../../../interop/tiny-k3.waste/specials.json"),
+    ] {
         model.set(name, &std::fs::read(data("golden/tiny-k3/ckpt").join(source)).unwrap());
     }
     model
@@ -60,7 +64,8 @@ struct Plan {
 }
 
 fn plan(model: &str, ctx: &str) -> Plan {
-    let plan = run("waste-plan", [model, "--json", "--threads", "2", "--ctx", ctx]).done().json("waste-plan/1");
+    let plan =
+        run("waste-plan", [model, "--json", "--threads", "2", "--ctx", ctx]).done().json("waste-plan/1");
     let number = |key: &str| plan[key].as_u64().unwrap();
     Plan { floor: number("floor_bytes"), working_set: number("working_set_bytes") }
 }
@@ -111,7 +116,8 @@ fn a_checkpoint_stays_within_its_budget() {
         let model = data(model);
         let model = arg(&model);
         // The floor of a checkpoint that is run directly is known to the run alone.
-        let refused = run("waste-run", ["eval", model, "--ids", "1", "--budget", "1M", "--threads", "2", "--json"]);
+        let refused =
+            run("waste-run", ["eval", model, "--ids", "1", "--budget", "1M", "--threads", "2", "--json"]);
         let floor = refused.error(4, "budget_below_floor")["floor_bytes"].as_u64().unwrap();
         measure(&["eval", model, "--ids", "1,2,3"], floor);
         measure(&[model, "--ids", "1,2,3", "-n", "8"], floor);
