@@ -29,7 +29,6 @@ fn settings(model: &Model) -> Vec<Setting> {
     switch("WASTE_IO_DEPTH", "0");
     switch("WASTE_IO_DEPTH", "1");
     switch("WASTE_IO_DEPTH", "4");
-    switch("WASTE_KERNELS", "portable");
     for name in waste_engine::kernels::Kernels::NAMES {
         switch("WASTE_KERNELS", name);
     }
@@ -50,7 +49,7 @@ fn unavailable(ran: &Ran, (_, switch): &Setting) -> bool {
 #[test]
 fn text_and_logits_are_the_same_in_every_setting() {
     let model = Model::converted("models/k3-tales");
-    let decode = [model.arg(), "Once upon a time", "-n", "40", "--json"];
+    let decode = [model.arg(), "Once upon a time", "-n", "24", "--json"];
     let expected: Value = ran(&decode, &Default::default()).done().json("waste-run/1");
     assert!(expected["text"].as_str().unwrap().starts_with(" there was"), "{expected}");
     let file = model.beside("logits.safetensors");
@@ -72,5 +71,5 @@ fn text_and_logits_are_the_same_in_every_setting() {
         assert!(found == logits, "{setting:?}: the logits differ");
         compared += 1;
     }
-    assert!(compared >= 13, "{compared}");
+    assert!(compared >= 12, "{compared}");
 }

@@ -17,7 +17,7 @@ use waste_tests::files::{Model, data};
 use waste_tests::synthetic::{self, Fill};
 
 /// Cases of each file.
-const CASES: u64 = 5000;
+const CASES: u64 = 300;
 
 /// SplitMix64: the same cases for ever.
 struct Random(u64);
@@ -58,9 +58,38 @@ fn config() -> Value {
     })
 }
 
-fn container() -> Model {
+/// Four layers of K3, as narrow: attention residuals, latent experts, gates, padded vectors.
+fn k3_config() -> Value {
+    let mut config = synthetic::cut(&waste_tests::files::json("configs/kimi-k3.config.json"), 4);
+    config.as_object_mut().unwrap().remove("vision_config");
+    let text = &mut config["text_config"];
+    for (key, value) in [
+        ("hidden_size", 32),
+        ("vocab_size", 650),
+        ("intermediate_size", 48),
+        ("num_experts", 3),
+        ("num_experts_per_token", 2),
+        ("moe_intermediate_size", 24),
+        ("routed_expert_hidden_size", 16),
+        ("num_attention_heads", 2),
+        ("num_key_value_heads", 2),
+        ("kv_lora_rank", 16),
+        ("q_lora_rank", 24),
+        ("qk_nope_head_dim", 8),
+        ("qk_rope_head_dim", 8),
+        ("v_head_dim", 8),
+        ("attn_res_block_size", 2),
+    ] {
+        text[key] = json!(value);
+    }
+    text["linear_attn_config"]["num_heads"] = json!(2);
+    text["linear_attn_config"]["head_dim"] = json!(8);
+    config
+}
+
+fn container(config: &Value) -> Model {
     let model = Model::empty("tiny.waste");
-    synthetic::container(&model.dir, &config(), Fill::Random(3)).unwrap();
+    synthetic::container(&model.dir, config, Fill::Random(3)).unwrap();
     for name in ["tokenizer.model", "specials.json"] {
         model.set(name, &std::fs::read(data("interop/tiny-linear.waste").join(name)).unwrap());
     }
@@ -349,7 +378,12 @@ fn check(outcomes: [usize; 2]) {
 fn damaged_containers_are_refused_or_run() {
     let files =
         ["manifest.json", "experts-L1.bin", "codebooks.bin", "trunk.bin", "tokenizer.model", "specials.json"];
-    check(cases(&container(), &files, 1234));
+    check(cases(&container(&config()), &files, 11));
+}
+
+#[test]
+fn damaged_k3_containers_are_refused_or_run() {
+    check(cases(&container(&k3_config()), &["manifest.json", "manifest.json", "experts-L2.bin"], 13));
 }
 
 #[test]
@@ -361,5 +395,5 @@ fn damaged_checkpoints_are_refused_or_run() {
         "tiktoken.model",
         "tokenizer_config.json",
     ];
-    check(cases(&checkpoint(), &files, 5678));
+    check(cases(&checkpoint(), &files, 12));
 }

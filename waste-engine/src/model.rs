@@ -415,6 +415,10 @@ impl Engine {
         let mla_sizes = MlaBuffers::of(&self.config, n, self.options.ctx, compute.threads());
         let moe_sizes = MoeBuffers::of(&self.config, n);
         for (l, (layer, state)) in self.layers.iter().zip(state.iter_mut()).enumerate() {
+            // A chunk of a large model takes minutes; a single token is finished, and the state stays usable.
+            if n > 1 && self.options.cancelled.load(Ordering::Relaxed) {
+                return Err(EngineError::Interrupted);
+            }
             let starts_block = block.is_some_and(|block| l % block == 0);
             let input = match &layer.attn_res {
                 Some([before, _]) if stored > 0 => {

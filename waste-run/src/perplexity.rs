@@ -36,9 +36,9 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
     let room = opened.plan.ctx - usize::from(args.bos);
     let run = args.run.unwrap_or(room);
     if run == 0 || run > room {
+        let (ctx, bos) = (opened.plan.ctx, if args.bos { " after [BOS]" } else { "" });
         return Err(Failure::usage(format!(
-            "--run {run}: a run must hold 1 to {room} tokens (--ctx {})",
-            opened.plan.ctx
+            "runs of {run} tokens: a run must hold at least 1, and --ctx {ctx} leaves room for {room}{bos}"
         )));
     }
     let engine = &opened.engine;

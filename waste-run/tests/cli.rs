@@ -259,12 +259,12 @@ fn greedy_text_is_that_of_the_reference() {
 #[test]
 fn a_prompt_may_be_longer_than_8192_tokens() {
     let model = data(CONTAINER);
-    let prompt = "a few experts ".repeat(2200);
-    let args = ["--ctx", "32768", "-n", "2", "--json"];
+    let prompt = "a few experts ".repeat(1650);
+    let args = ["--ctx", "16384", "-n", "2", "--json"];
     let report = Ran::of(tool("waste-run").arg(arg(&model)).args(args).write_stdin(prompt)).done();
     let report = report.json("waste-run/1");
     assert!(report["prompt_tokens"].as_u64().unwrap() > 8192, "{report}");
-    assert_eq!((&report["tokens"], &report["ctx"]), (&json!(2), &json!(32768)));
+    assert_eq!((&report["tokens"], &report["ctx"]), (&json!(2), &json!(16384)));
 }
 
 // Tokens
@@ -471,6 +471,55 @@ fn a_plan_is_followed_and_options_override_it() {
 // The surroundings
 
 #[test]
+fn runs_of_a_measurement_fit_the_context() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("text.txt");
+    std::fs::write(&file, "The router picks a few experts.").unwrap();
+    let measure =
+        |args: &[&str]| with("perplexity", CONTAINER, &[&["--file", arg(&file), "--json"], args].concat());
+    for wrong in [&["--run", "0"][..], &["--run", "33", "--ctx", "32"], &["--bos", "--ctx", "1"]] {
+        measure(wrong).error(2, "usage");
+    }
+    measure(&["--run", "32", "--ctx", "32"]).done();
+    measure(&["--bos", "--ctx", "2"]).done();
+    // One token from nothing predicts nothing.
+    measure(&["--ctx", "1"]).error(3, "text_too_short");
+    std::fs::write(&file, "").unwrap();
+    measure(&["--bos"]).error(3, "text_too_short");
+}
+
+#[test]
+fn reads_go_through_the_page_cache_where_they_must() {
+    let expected = text(CONTAINER, &["hello", "-n", "6", "-q"]);
+    let buffered = with("", CONTAINER, &["hello", "-n", "6", "--no-direct-io", "--json"]).done();
+    let buffered = buffered.json("waste-run/1");
+    assert_eq!(
+        (&buffered["direct_io"], &buffered["text"]),
+        (&json!(false), &json!(expected.trim_end_matches('\n')))
+    );
+    // A file system in memory may refuse to bypass a cache that it does not have.
+    let Ok(home) = tempfile::tempdir_in("/dev/shm") else { return };
+    let copy = home.path().join("copy.waste");
+    std::fs::create_dir(&copy).unwrap();
+    for entry in std::fs::read_dir(data(CONTAINER)).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
+    }
+    assert_eq!(run("waste-run", [arg(&copy), "hello", "-n", "6", "-q"]).done().stdout, expected);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn threads_are_bound_to_processors_on_demand() {
+    let expected = text(CONTAINER, &["hello", "-n", "6", "-q"]);
+    // One that this process may use.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+    let first = allowed.trim().split(['-', ',']).next().unwrap();
+    assert_eq!(text(CONTAINER, &["hello", "-n", "6", "-q", "--cpus", first]), expected);
+}
+
+#[test]
 fn what_is_no_model_is_refused() {
     let home = tempfile::tempdir().unwrap();
     for command in ["", "eval", "info", "tokenize"] {
@@ -549,6 +598,38 @@ mod unix {
         // Before or after the model was loaded: an error, or a report.
         let reason = report["finish_reason"].as_str().or(report["error"]["code"].as_str());
         assert!(matches!(reason, Some("cancelled" | "interrupted")), "{report}");
+    }
+
+    #[test]
+    fn a_measurement_and_a_long_prompt_can_be_stopped() {
+        let model = data(TALES);
+        let text = data("models/k3-tales/eval.txt");
+        let common = ["--file", arg(&text), "--ctx", "40000", "--json"];
+        let (perplexity, eval) = (["perplexity", arg(&model)], ["eval", arg(&model)]);
+        for command in [&perplexity[..], &eval, &[arg(&model)]] {
+            let mut child = process("waste-run")
+                .args(command)
+                .args(common)
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut line = String::new();
+            let mut stderr = BufReader::new(child.stderr.take().unwrap());
+            stderr.read_line(&mut line).unwrap();
+            rustix::process::kill_process(
+                rustix::process::Pid::from_child(&child),
+                rustix::process::Signal::TERM,
+            )
+            .unwrap();
+            let output = child.wait_with_output().unwrap();
+            assert_eq!(output.status.code(), Some(130), "{command:?}");
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let reason = report["finish_reason"].as_str().or(report["error"]["code"].as_str());
+            assert!(matches!(reason, Some("cancelled" | "interrupted")), "{report}");
+            drop(stderr);
+        }
     }
 
     #[test]
