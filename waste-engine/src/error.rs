@@ -48,7 +48,9 @@ pub enum EngineError {
     NoSlot { slots: usize },
     #[error("layer {layer}, expert {expert}: {source}")]
     Expert { layer: usize, expert: usize, source: Box<EngineError> },
-    #[error("the context is full: {position} tokens are in it, {wanted} more do not fit into {ctx}")]
+    #[error(
+        "the context is full: {position} tokens are in it, {wanted} more do not fit into {ctx} (see --ctx)"
+    )]
     ContextFull { position: usize, wanted: usize, ctx: usize },
     #[error("token {position} has id {id}; the model's vocabulary has {vocab}")]
     TokenOutOfRange { position: usize, id: u32, vocab: usize },
@@ -58,6 +60,24 @@ pub enum EngineError {
     NotFinite { position: usize },
     #[error("interrupted")]
     Interrupted,
+}
+
+impl EngineError {
+    /// Refuses tokens that do not fit behind `position` into the context, or that the model does not have.
+    pub fn check_tokens(
+        tokens: &[u32],
+        position: usize,
+        ctx: usize,
+        vocab: usize,
+    ) -> Result<(), EngineError> {
+        if tokens.len() > ctx.saturating_sub(position) {
+            return Err(EngineError::ContextFull { position, wanted: tokens.len(), ctx });
+        }
+        match tokens.iter().position(|&id| id as usize >= vocab) {
+            Some(at) => Err(EngineError::TokenOutOfRange { position: position + at, id: tokens[at], vocab }),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Coded for EngineError {

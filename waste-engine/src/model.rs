@@ -233,15 +233,7 @@ impl Engine {
         sink: &mut LogitSink<'_>,
         mut trace: Option<&mut Trace>,
     ) -> Result<(), EngineError> {
-        let room = self.options.ctx - session.position;
-        if tokens.len() > room {
-            let (position, wanted) = (session.position, tokens.len());
-            return Err(EngineError::ContextFull { position, wanted, ctx: self.options.ctx });
-        }
-        if let Some(at) = tokens.iter().position(|&id| id as usize >= self.config.vocab) {
-            let (position, vocab) = (session.position + at, self.config.vocab);
-            return Err(EngineError::TokenOutOfRange { position, id: tokens[at], vocab });
-        }
+        EngineError::check_tokens(tokens, session.position, self.options.ctx, self.config.vocab)?;
         self.compute.run(|| {
             let mut done = 0;
             for chunk in tokens.chunks(self.options.chunk) {
@@ -330,6 +322,10 @@ impl Engine {
         let mla_sizes = MlaBuffers::of(&self.config, n, compute.threads());
         let moe_sizes = MoeBuffers::of(&self.config, n);
         for (l, (layer, state)) in self.layers.iter().zip(state.iter_mut()).enumerate() {
+            // A chunk of a large model takes minutes; a single token is finished, and the state stays usable.
+            if n > 1 && self.options.cancelled.load(Ordering::Relaxed) {
+                return Err(EngineError::Interrupted);
+            }
             let starts_block = block.is_some_and(|block| l % block == 0);
             let input = match &layer.attn_res {
                 Some([before, _]) if stored > 0 => {

@@ -6,6 +6,7 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Serialize;
 use waste_common::cli::{Exit, Failure, Output, resolve_model};
 use waste_common::files::{AtomicFile, FileError};
+use waste_common::machine::peak_rss_bytes;
 use waste_engine::tokenizer::Tokenizer;
 use waste_engine::{EngineError, Wanted};
 
@@ -17,6 +18,8 @@ struct Report {
     prompt_tokens: usize,
     vocab: usize,
     top: Vec<Candidate>,
+    budget_bytes: u64,
+    peak_rss_bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -49,7 +52,7 @@ pub fn run(args: EvalArgs, output: &Output) -> Result<Exit, Failure> {
     if ids.is_empty() {
         return Err(Failure::usage("there is no token to evaluate"));
     }
-    let opened = open::open(&model, &args.open, output)?;
+    let opened = open::open(&model, &args.open, &ids, output)?;
     let engine = &opened.engine;
     let vocab = engine.config().vocab;
     let mut session = engine.session();
@@ -77,7 +80,13 @@ pub fn run(args: EvalArgs, output: &Output) -> Result<Exit, Failure> {
             .map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(bytes).into_owned()),
         Err(_) => String::new(),
     };
-    let report = Report { prompt_tokens: ids.len(), vocab, top: top(&last, args.top, text) };
+    let report = Report {
+        prompt_tokens: ids.len(),
+        vocab,
+        top: top(&last, args.top, text),
+        budget_bytes: opened.plan.budget_bytes,
+        peak_rss_bytes: peak_rss_bytes(),
+    };
     if output.json() {
         output.result(&report)?;
         return Ok(Exit::Done);

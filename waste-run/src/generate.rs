@@ -78,7 +78,7 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
     };
     request.check()?;
 
-    let opened = open::open(&model, &args.open, output)?;
+    let opened = open::open(&model, &args.open, &request.prompt, output)?;
     let engine = &opened.engine;
     request.stop_ids = stop_ids(engine, &tokenizer, model.path())?;
     if !args.no_mask {

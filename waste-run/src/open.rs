@@ -11,7 +11,7 @@ use waste_common::io::{Bypass, filesystem};
 use waste_common::machine::{Machine, Reservation};
 use waste_common::plan::{self, Budget, KvType, MemoryPlan, ModelSizes, PlanOptions};
 use waste_engine::weights::Source;
-use waste_engine::{Engine, EngineOptions, Event, Watch, open_source};
+use waste_engine::{Engine, EngineError, EngineOptions, Event, Watch, open_source};
 
 use crate::args::ModelArgs;
 
@@ -29,14 +29,15 @@ pub struct Opened {
     _reservation: Option<Reservation>,
 }
 
-/// Opens a model for a run of at least `needed` tokens of context.
-pub fn open(model: &Model, args: &ModelArgs, output: &Output) -> Result<Opened, Failure> {
+/// Opens a model for a run of `tokens`; what cannot be run is refused before anything is loaded.
+pub fn open(model: &Model, args: &ModelArgs, tokens: &[u32], output: &Output) -> Result<Opened, Failure> {
     let start = Instant::now();
     let interrupt = Interrupt::install()?;
     let dir = model.path();
     let options = plan_options(model, args)?;
     let sizes = sizes(dir)?;
     let (plan, reservation) = reserve(dir, &sizes, &options, output)?;
+    EngineError::check_tokens(tokens, 0, options.ctx, sizes.config.vocab)?;
     output.note(&plan.explanation);
     for warning in &plan.warnings {
         output.warn(warning);

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use waste_common::cli::{Exit, Failure, Output, Progress, Unit, resolve_model};
+use waste_common::machine::peak_rss_bytes;
 use waste_engine::Wanted;
 use waste_engine::tokenizer::Tokenizer;
 
@@ -21,6 +22,7 @@ struct Report {
     bos: bool,
     seconds: f64,
     budget_bytes: u64,
+    peak_rss_bytes: Option<u64>,
 }
 
 /// Measures a text: cut into runs, each from an empty state, the loss of every predicted token summed.
@@ -30,13 +32,13 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
     let text = input::from_file(&args.file)?;
     let ids = tokenizer.encode(&text);
     let bos = if args.bos { Some(input::bos(&tokenizer)?) } else { None };
-    let opened = open::open(&model, &args.open, output)?;
+    let opened = open::open(&model, &args.open, &[], output)?;
     let room = opened.plan.ctx - usize::from(args.bos);
     let run = args.run.unwrap_or(room);
     if run == 0 || run > room {
+        let (ctx, bos) = (opened.plan.ctx, if args.bos { " after [BOS]" } else { "" });
         return Err(Failure::usage(format!(
-            "--run {run}: a run must hold 1 to {room} tokens (--ctx {})",
-            opened.plan.ctx
+            "runs of {run} tokens: a run must hold at least 1, and --ctx {ctx} leaves room for {room}{bos}"
         )));
     }
     let engine = &opened.engine;
@@ -80,6 +82,7 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
         bos: args.bos,
         seconds: start.elapsed().as_secs_f64(),
         budget_bytes: opened.plan.budget_bytes,
+        peak_rss_bytes: peak_rss_bytes(),
     };
     if output.json() {
         output.result(&report)?;
