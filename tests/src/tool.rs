@@ -42,6 +42,20 @@ pub fn process(name: &str) -> StdCommand {
     command
 }
 
+/// Whether the tools run on an emulated CPU, where whole texts take too long.
+pub fn emulated() -> bool {
+    process("waste-run").get_program().to_string_lossy().contains("qemu")
+}
+
+/// The directory of the tools that were built.
+///
+/// # Panics
+/// They have not been, or run under an emulator. (Tests only.)
+pub fn bin_dir() -> std::path::PathBuf {
+    let program = std::path::PathBuf::from(process("waste-run").get_program());
+    program.parent().unwrap_or_else(|| panic!("{}", program.display())).to_owned()
+}
+
 /// What a tool did.
 #[derive(Clone, Debug)]
 pub struct Ran {

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 use waste_tests::files::{Model, data};
-use waste_tests::tool::{arg, run};
+use waste_tests::tool::{arg, emulated, run};
 
 fn bits_per_byte(model: &str) -> f64 {
     let text = data("models/k3-tales/eval.txt");
@@ -17,12 +17,18 @@ fn bits_per_byte(model: &str) -> f64 {
 
 #[test]
 fn the_checkpoint_predicts_as_it_was_trained() {
+    if emulated() {
+        return;
+    }
     let found = bits_per_byte(arg(&data("models/k3-tales")));
     assert!((found - 1.1999).abs() <= 1e-4, "{found}");
 }
 
 #[test]
 fn three_bits_cost_little() {
+    if emulated() {
+        return;
+    }
     let container = Model::converted("models/k3-tales");
     let found = bits_per_byte(container.arg());
     // 1.2042 when this was written; the published recipe gives 1.2041.

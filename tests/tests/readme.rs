@@ -1,0 +1,74 @@
+//! Every command of the README works as it is printed.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::process::Command;
+
+/// The lines of the README's `sh` blocks.
+fn commands() -> Vec<String> {
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let mut inside = false;
+    let mut commands = Vec::new();
+    for line in readme.lines() {
+        match line {
+            "```sh" => inside = true,
+            "```" => inside = false,
+            command if inside => commands.push(command.to_owned()),
+            _ => {}
+        }
+    }
+    commands
+}
+
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+#[test]
+fn every_command_works() {
+    if waste_tests::tool::emulated() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let model = root().join("tests/models/k3-tales").canonicalize().unwrap();
+    std::os::unix::fs::symlink(&model, dir.path().join("Kimi-K3")).unwrap();
+    // The whole evaluation text takes a while; its beginning shows as much.
+    let text = std::fs::read_to_string(model.join("eval.txt")).unwrap();
+    std::fs::write(dir.path().join("text.txt"), &text[..4000]).unwrap();
+    let bin = waste_tests::tool::bin_dir();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let mut ran = 0;
+    for command in commands() {
+        // Run by the test script itself, or needing the source tree.
+        if command.starts_with("./scripts/")
+            || command.starts_with("cargo ")
+            || command.starts_with("export ")
+        {
+            assert!(!command.contains("waste-run"));
+            continue;
+        }
+        let output = Command::new("bash")
+            .args(["-e", "-o", "pipefail", "-c", &command])
+            .current_dir(dir.path())
+            .env("PATH", &path)
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command}\n{stderr}");
+        assert!(!output.stdout.is_empty() || command.starts_with("waste-convert"), "{command}");
+        ran += 1;
+    }
+    assert!(ran >= 12, "only {ran} commands were found");
+}
+
+#[test]
+fn the_scripts_it_names_exist() {
+    let scripts = commands().into_iter().filter(|command| command.starts_with("./scripts/"));
+    let mut found = 0;
+    for script in scripts {
+        assert!(root().join(&script).is_file(), "{script}");
+        found += 1;
+    }
+    assert_eq!(found, 2);
+}
