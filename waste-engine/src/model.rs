@@ -20,6 +20,7 @@ use crate::kernels::Kernels;
 use crate::layers::attn_res::AttnRes;
 use crate::layers::ffn::Ffn;
 use crate::layers::kda::{KdaLayer, KdaState};
+use crate::layers::kv_cache::KvCache;
 use crate::layers::mla::MlaLayer;
 use crate::layers::moe::{MoeContext, MoeLayer, MoeScratch};
 use crate::matrix::Matrix;
@@ -178,7 +179,9 @@ impl Engine {
             MixerLayer::Kda(kda) => {
                 LayerState::Kda(KdaState::new(kda.heads, kda.dim, self.config.kda.conv_kernel))
             }
-            MixerLayer::Mla(_) => LayerState::Mla(vec![0.0; self.options.ctx * self.config.mla.cached()]),
+            MixerLayer::Mla(_) => {
+                LayerState::Mla(KvCache::new(self.options.kv, self.options.ctx, self.config.mla.cached()))
+            }
         });
         let visits = self.config.moe.as_ref().map_or(0, |moe| options.chunk * moe.top_k);
         Session {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use waste_common::io::Bypass;
-use waste_common::plan::PlanOptions;
+use waste_common::plan::{KvType, PlanOptions};
 
 use crate::error::EngineError;
 
@@ -53,6 +53,8 @@ impl std::fmt::Debug for Watch {
 pub struct EngineOptions {
     /// Context length: prompt and generation together.
     pub ctx: usize,
+    /// How latents are kept.
+    pub kv: KvType,
     /// Tokens of a prefill chunk.
     pub chunk: usize,
     /// Compute threads.
@@ -79,6 +81,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
             ctx: PlanOptions::CTX,
+            kv: KvType::default(),
             chunk: PlanOptions::CHUNK,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             cpus: None,

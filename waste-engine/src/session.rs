@@ -1,14 +1,15 @@
 //! One sequence: the state it carries, and the buffers it is computed in.
 
 use crate::layers::kda::KdaState;
+use crate::layers::kv_cache::KvCache;
 
 /// What a layer carries from token to token.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LayerState {
     /// Recurrent state and convolution histories.
     Kda(KdaState),
-    /// [ctx, kv_lora + rope]: normalised latents and shared keys, valid up to the position.
-    Mla(Vec<f32>),
+    /// Normalised latents and shared keys, valid up to the position.
+    Mla(KvCache),
 }
 
 /// One sequence: its state, and the buffers it is computed in.

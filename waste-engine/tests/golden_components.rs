@@ -5,6 +5,7 @@ mod common;
 
 use common::{Golden, assert_rows, max_abs};
 use waste_common::config::{Activation, RouterScore};
+use waste_common::plan::KvType;
 use waste_common::plan::scratch::{CACHE_TILE, QUERIES};
 use waste_engine::compute::Compute;
 use waste_engine::kernels::Kernels;
@@ -12,6 +13,7 @@ use waste_engine::kernels::portable::KdaHead;
 use waste_engine::layers::attn_res::AttnRes;
 use waste_engine::layers::ffn::activate;
 use waste_engine::layers::kda::{convolve, l2_normalise};
+use waste_engine::layers::kv_cache::KvCache;
 use waste_engine::layers::mla::{MlaLayer, Query};
 use waste_engine::layers::router::{Router, Routing};
 use waste_engine::matrix::{Matrix, MatrixData, QuantFormat};
@@ -191,9 +193,17 @@ fn latent_attention() {
     for compute in computes() {
         // All queries, [heads, tokens], in blocks; what the buffer holds before must not matter.
         let mut by_head = vec![0.0; heads * tokens * value];
-        let mut buffer = vec![f32::NAN; nope * kv_lora + QUERIES * (kv_lora + rope + kv_lora + CACHE_TILE)];
+        let mut buffer =
+            vec![
+                f32::NAN;
+                nope * kv_lora + QUERIES * (2 * kv_lora + rope + CACHE_TILE) + CACHE_TILE * (kv_lora + rope)
+            ];
+        let mut cache = KvCache::new(KvType::F32, position + tokens, kv_lora + rope);
+        for (position, row) in latent.chunks_exact(kv_lora + rope).enumerate() {
+            cache.store(position, row);
+        }
         for (b, out) in by_head.chunks_mut(QUERIES * value).enumerate() {
-            layer.attend(&compute, b * QUERIES, tokens, &queries, position, &latent, out, &mut buffer);
+            layer.attend(&compute, b * QUERIES, tokens, &queries, position, &cache, out, &mut buffer);
         }
         let mut found = vec![0.0; by_head.len()];
         for (i, out) in by_head.chunks_exact(value).enumerate() {

@@ -16,7 +16,7 @@ pub use source::Source;
 
 use waste_common::cli::{Exit, Failure, Output, Tool, resolve_model};
 use waste_common::machine::Machine;
-use waste_common::plan::{KvType, PlanOptions, plan};
+use waste_common::plan::{PlanOptions, plan};
 
 /// The tool.
 pub const TOOL: Tool = Tool {
@@ -66,9 +66,6 @@ pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
     let plan = plan(&source.sizes, &options, &machine)?;
     for warning in &plan.warnings {
         output.warn(warning);
-    }
-    if !KvType::IMPLEMENTED.contains(&args.kv) {
-        output.warn(format_args!("a run cannot keep its latents in {} yet; this only plans it", args.kv));
     }
     let space = args.dest.as_deref().map(|dest| Space::look(dest, source.kind, &plan)).transpose()?;
     if let Some(warning) = space.as_ref().and_then(|space| space.disk_warning) {

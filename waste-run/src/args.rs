@@ -57,6 +57,9 @@ pub struct ModelArgs {
     /// How the latent KV cache is kept [default: f32]
     #[arg(long, value_name = "TYPE", help_heading = "Memory")]
     pub kv: Option<KvType>,
+    /// Tokens of a prompt that go through the model together [default: 256]
+    #[arg(long, value_name = "TOKENS", help_heading = "Memory")]
+    pub prefill_chunk: Option<usize>,
     /// Take budget, context and KV type from the JSON of waste-plan
     #[arg(long, value_name = "FILE", help_heading = "Memory")]
     pub plan: Option<PathBuf>,

@@ -9,7 +9,7 @@ use std::time::Instant;
 use waste_common::cli::{ByteSize, Chained, Failure, Interrupt, Model, Output, Progress, Unit};
 use waste_common::io::{Bypass, filesystem};
 use waste_common::machine::{Machine, Reservation};
-use waste_common::plan::{self, Budget, KvType, MemoryPlan, ModelSizes, PlanOptions};
+use waste_common::plan::{self, Budget, MemoryPlan, ModelSizes, PlanOptions};
 use waste_engine::weights::Source;
 use waste_engine::{Engine, EngineError, EngineOptions, Event, Watch, open_source};
 
@@ -50,6 +50,7 @@ pub fn open(model: &Model, args: &ModelArgs, tokens: &[u32], output: &Output) ->
     let watch = watch(output);
     let engine_options = EngineOptions {
         ctx: options.ctx,
+        kv: options.kv,
         chunk: options.chunk,
         threads: options.threads,
         cpus: args.cpus.as_ref().map(|cpus| cpus.0.clone()),
@@ -130,6 +131,7 @@ fn plan_options(model: &Model, args: &ModelArgs) -> Result<PlanOptions, Failure>
     };
     let threads = args.cpus.as_ref().map(|cpus| cpus.0.len());
     let mut options = PlanOptions {
+        chunk: args.prefill_chunk.unwrap_or(PlanOptions::CHUNK),
         ram_share: args.ram_share,
         allow_swap: args.allow_swap,
         threads: args.threads.or(threads).unwrap_or_else(|| EngineOptions::default().threads),
@@ -155,9 +157,6 @@ fn plan_options(model: &Model, args: &ModelArgs) -> Result<PlanOptions, Failure>
     options.ctx = args.ctx.unwrap_or(options.ctx);
     options.kv = args.kv.unwrap_or(options.kv);
     options.budget = args.budget.unwrap_or(options.budget);
-    if !KvType::IMPLEMENTED.contains(&options.kv) {
-        return Err(Failure::usage(format!("--kv {}: only f32 is implemented yet", options.kv)));
-    }
     Ok(options)
 }
 

@@ -393,8 +393,9 @@ fn options_out_of_range_are_refused() {
         &["-n", "x"],
         &["--threads", "0"],
         &["--threads", "99999"],
-        &["--kv", "f16"],
-        &["--kv", "q8"],
+        &["--kv", "bf16"],
+        &["--prefill-chunk", "0"],
+        &["--prefill-chunk", "1025"],
         &["--kv", "f64"],
         &["--budget", "lots"],
         &["--budget=-1"],
@@ -462,7 +463,7 @@ fn a_plan_is_followed_and_options_override_it() {
     };
     refused(json!({"container": "k", "fits": false}), 1);
     refused(json!({"container": "k", "ctx": "many"}), 3);
-    refused(json!({"container": "k", "kv": "f16"}), 2);
+    refused(json!({"container": "k", "kv": "bf16"}), 3);
     refused(json!({"container": "k", "vision": true}), 2);
     refused(json!([]), 3);
     with("", CONTAINER, &["hi", "--plan", arg(&home.path().join("none")), "--json"]).exits(3);
@@ -665,5 +666,26 @@ mod unix {
         // With nothing to read the text is empty: [BOS] alone.
         let ran = shell("<&-", &["eval", arg(&model), "--json"]).done();
         assert_eq!(ran.json("waste-run-eval/1")["prompt_tokens"], 1);
+    }
+}
+
+/// A smaller type for the latents costs a little precision and nothing else; a chunk's size costs nothing.
+#[test]
+fn kv_types_and_chunks_change_little() {
+    let eval = |args: &[&str]| -> Vec<f64> {
+        let args = [&["The router picks a few experts for every token", "--json"], args].concat();
+        let report = with("eval", CONTAINER, &args).done().json("waste-run-eval/1");
+        report["top"].as_array().unwrap().iter().map(|top| top["logit"].as_f64().unwrap()).collect()
+    };
+    let expected = eval(&[]);
+    for (args, tolerance) in [
+        (&["--kv", "f16"][..], 0.01),
+        (&["--kv", "q8"], 0.2),
+        (&["--prefill-chunk", "1"], 1e-3),
+        (&["--prefill-chunk", "3"], 1e-3),
+    ] {
+        for (found, expected) in eval(args).iter().zip(&expected) {
+            assert!((found - expected).abs() <= tolerance, "{args:?}: {found} {expected}");
+        }
     }
 }

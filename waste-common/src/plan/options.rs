@@ -22,8 +22,6 @@ pub enum KvType {
 impl KvType {
     /// All of them.
     pub const ALL: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Q8];
-    /// Those the engine computes with. The others can be planned for.
-    pub const IMPLEMENTED: &[KvType] = &[KvType::F32];
 
     /// `f32`, `f16` or `q8`.
     pub fn name(self) -> &'static str {

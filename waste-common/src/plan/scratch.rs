@@ -47,7 +47,7 @@ pub struct Scratch {
     pub blocks: usize,
     /// The largest of what a mixer or an FFN works in.
     pub stage: usize,
-    /// [T, experts] router scores, twice, and [T, top-k] weights.
+    /// [T, experts] router scores, [T, top-k] weights, and three times [experts] to choose in.
     pub router: usize,
     /// Tables of partial dot products: gate, up, and one down.
     pub tables: usize,
@@ -89,7 +89,7 @@ impl Scratch {
         }
         if let Some(moe) = &config.moe {
             stage(&mut scratch, MoeBuffers::of(config, t).total());
-            scratch.router = t * (2 * moe.experts + 2 * moe.top_k) + moe.experts;
+            scratch.router = t * (moe.experts + moe.top_k) + 3 * moe.experts;
             if let ExpertStorage::Vq { stages, entries } = options.experts {
                 let table = |columns: usize| columns / 8 * stages * entries;
                 scratch.tables = 2 * table(moe.input) + table(moe.intermediate);
@@ -149,9 +149,12 @@ pub struct MlaBuffers {
     pub bottleneck: usize,
     /// [T, kv_lora + rope] raw latents.
     pub latents: usize,
+    /// [kv_lora] of a normed latent.
+    pub latent: usize,
     /// [T, heads · value] three times: by head, by token, and the gate.
     pub outputs: usize,
-    /// One thread's share: a head's key rows, and `QUERIES` absorbed queries, mixed latents and tiles of scores.
+    /// One thread's share: a head's key rows, `QUERIES` absorbed queries, mixed latents and tiles of scores, a
+    /// tile of the cache.
     pub per_thread: usize,
     /// Threads.
     pub threads: usize,
@@ -165,8 +168,11 @@ impl MlaBuffers {
             queries: t * mla.heads * (mla.nope + mla.rope),
             bottleneck: t * mla.q_lora.unwrap_or(0),
             latents: t * mla.cached(),
+            latent: mla.kv_lora,
             outputs: t * mla.heads * mla.value,
-            per_thread: mla.nope * mla.kv_lora + QUERIES * (mla.cached() + mla.kv_lora + CACHE_TILE),
+            per_thread: mla.nope * mla.kv_lora
+                + QUERIES * (mla.cached() + mla.kv_lora + CACHE_TILE)
+                + CACHE_TILE * mla.cached(),
             threads,
         }
     }

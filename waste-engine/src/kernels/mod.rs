@@ -61,6 +61,8 @@ kernel_table! {
     rows_f32: fn(weights: &[f32], x: &[f32], out: &mut [f32]);
     /// Dot products of rows of f16 weights with `x`.
     rows_f16: fn(weights: &[u16], x: &[f32], out: &mut [f32]);
+    /// f16 numbers as f32.
+    widen_f16: fn(x: &[u16], out: &mut [f32]);
     /// Dot products of Q8G rows with `x`.
     rows_q8: fn(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]);
     /// Dot products of Q4G rows with `x`.

@@ -101,6 +101,14 @@ pub fn rows_f16(weights: &[u16], x: &[f32], out: &mut [f32]) {
     }
 }
 
+/// See [`Kernels::widen_f16`](super::Kernels::widen_f16).
+#[inline(always)]
+pub fn widen_f16(x: &[u16], out: &mut [f32]) {
+    for (out, &bits) in out.iter_mut().zip(x) {
+        *out = f16_to_f32(bits);
+    }
+}
+
 /// Rows in groups: the group's products are summed in lanes, then scaled into the row's lanes.
 #[inline(always)]
 fn rows_grouped(

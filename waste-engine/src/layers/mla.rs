@@ -3,6 +3,7 @@
 use rayon::prelude::*;
 use waste_common::plan::scratch::{CACHE_TILE, MlaBuffers, QUERIES};
 
+use super::kv_cache::KvCache;
 use super::{by_token, cut};
 use crate::compute::Compute;
 use crate::kernels::columns::Columns;
@@ -54,15 +55,14 @@ pub struct MlaLayer {
 }
 
 impl MlaLayer {
-    /// `out = MLA(x)` for [tokens, hidden] that follow `position` cached tokens. `cache` is [ctx, kv_lora + rope] and
-    /// gets the new tokens' rows.
+    /// `out = MLA(x)` for [tokens, hidden] that follow `position` cached tokens. `cache` gets the new tokens' rows.
     #[allow(clippy::too_many_arguments)]
     pub fn forward(
         &self,
         compute: &Compute,
         x: &[f32],
         position: usize,
-        cache: &mut [f32],
+        cache: &mut KvCache,
         out: &mut [f32],
         mut buffer: &mut [f32],
         sizes: &MlaBuffers,
@@ -74,6 +74,7 @@ impl MlaLayer {
         let bottleneck = cut(&mut buffer, sizes.bottleneck);
         let bottleneck_normed = cut(&mut buffer, sizes.bottleneck);
         let raw = cut(&mut buffer, sizes.latents);
+        let normed = cut(&mut buffer, sizes.latent);
         let heads_out = cut(&mut buffer, sizes.outputs);
         let mixed = cut(&mut buffer, sizes.outputs);
         let gate = cut(&mut buffer, sizes.outputs);
@@ -91,11 +92,11 @@ impl MlaLayer {
             }
         }
         self.latent.apply(compute, x, raw);
-        let new = &mut cache[position * cached..(position + tokens) * cached];
-        for (row, raw) in new.chunks_exact_mut(cached).zip(raw.chunks_exact(cached)) {
-            let (latent, key) = row.split_at_mut(self.kv_lora);
-            (kernels.rms_norm)(&raw[..self.kv_lora], &self.latent_norm, LATENT_NORM_EPS, latent);
-            key.copy_from_slice(&raw[self.kv_lora..]);
+        for (t, raw) in raw.chunks_exact_mut(cached).enumerate() {
+            let (latent, _) = raw.split_at_mut(self.kv_lora);
+            (kernels.rms_norm)(latent, &self.latent_norm, LATENT_NORM_EPS, normed);
+            latent.copy_from_slice(normed);
+            cache.store(position + t, raw);
         }
 
         let cache = &*cache;
@@ -139,7 +140,7 @@ impl MlaLayer {
         tokens: usize,
         queries: &[f32],
         position: usize,
-        cache: &[f32],
+        cache: &KvCache,
         out: &mut [f32],
         mut buffer: &mut [f32],
     ) {
@@ -150,6 +151,7 @@ impl MlaLayer {
         let absorbed = &mut cut(&mut buffer, QUERIES * cached)[..n * cached];
         let mixes = &mut cut(&mut buffer, QUERIES * lora)[..n * lora];
         let scores = &mut cut(&mut buffer, QUERIES * CACHE_TILE)[..n * CACHE_TILE];
+        let decoded_tile = cut(&mut buffer, CACHE_TILE * cached);
         let place = |query: usize| ((first + query) / tokens, (first + query) % tokens);
 
         let mut decoded = None;
@@ -175,7 +177,7 @@ impl MlaLayer {
         let seen = |query: usize| position + place(query).1 + 1;
         let end = (0..n).map(seen).max().unwrap_or(0);
         for start in (0..end).step_by(CACHE_TILE) {
-            let tile = &cache[start * cached..end.min(start + CACHE_TILE) * cached];
+            let tile = cache.rows(kernels, start, end.min(start + CACHE_TILE), decoded_tile);
             (kernels.gemm)(tile, absorbed, cached, &mut Columns::new(scores, CACHE_TILE));
             let queries =
                 scores.chunks_exact_mut(CACHE_TILE).zip(mixes.chunks_exact_mut(lora)).zip(&mut running);

@@ -3,6 +3,7 @@
 pub mod attn_res;
 pub mod ffn;
 pub mod kda;
+pub mod kv_cache;
 pub mod mla;
 pub mod moe;
 pub mod router;

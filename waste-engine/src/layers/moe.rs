@@ -50,7 +50,7 @@ pub struct MoeLayer {
 
 /// What an MoE layer works in, besides the stage buffer.
 pub struct MoeScratch<'a> {
-    /// [T, experts] twice and [experts].
+    /// [T, experts], [T, top-k], and three times [experts].
     pub router: &'a mut [f32],
     /// Tables of partial dot products.
     pub tables: &'a mut [f32],
@@ -111,7 +111,7 @@ impl MoeLayer {
         };
         // While the first reads are on their way: what needs no routed expert.
         let issued = || {
-            self.look_ahead(context, x);
+            look_ahead(context, x, scratch.router);
             match &self.shared {
                 Some(shared) => shared.forward(compute, activation, x, out, shared_buffer),
                 None => out.fill(0.0),
@@ -200,24 +200,20 @@ impl MoeLayer {
         scratch.router = buffer;
         weights
     }
+}
 
-    /// Runs the next MoE layer's router on this layer's input and asks for the experts it would choose. Only time
-    /// depends on it: the real router still decides.
-    fn look_ahead(&self, context: &MoeContext, x: &[f32]) {
-        let Some((next, width)) = context.next else { return };
-        if x.len() != next.router.gate.cols {
-            return;
-        }
-        let experts = next.router.gate.rows;
-        let mut scores = vec![0.0; 2 * experts];
-        let (scores, selection) = scores.split_at_mut(experts);
-        next.router.scores(context.compute, &next.routing, x, scores);
-        let (mut ids, mut weights) = ([0u32; 64], [0.0; 64]);
-        let top_k = next.routing.top_k;
-        next.router.choose(&next.routing, scores, selection, &mut ids[..top_k], &mut weights[..top_k]);
-        let ids = ids[..width.min(top_k)].iter();
-        context.store.look_ahead(ids.map(|&expert| ExpertId { moe: next.number, expert }));
-    }
+/// Runs the next MoE layer's router on this layer's input and asks for the experts it would choose. Only time
+/// depends on it: the real router still decides. Works in twice as many elements as there are experts.
+fn look_ahead(context: &MoeContext, x: &[f32], mut buffer: &mut [f32]) {
+    let Some((next, width)) = context.next else { return };
+    let experts = next.router.gate.rows;
+    let (scores, selection) = (cut(&mut buffer, experts), cut(&mut buffer, experts));
+    next.router.scores(context.compute, &next.routing, x, scores);
+    let (mut ids, mut weights) = ([0u32; 64], [0.0; 64]);
+    let top_k = next.routing.top_k;
+    next.router.choose(&next.routing, scores, selection, &mut ids[..top_k], &mut weights[..top_k]);
+    let ids = ids[..width.min(top_k)].iter();
+    context.store.look_ahead(ids.map(|&expert| ExpertId { moe: next.number, expert }));
 }
 
 fn gathered_rows(buffer: &mut [f32], width: usize) -> impl Iterator<Item = &mut [f32]> {
