@@ -179,7 +179,8 @@ impl MlaBuffers {
 
     /// Elements of all of them.
     pub fn total(&self) -> usize {
-        self.queries + 2 * self.bottleneck + self.latents + 3 * self.outputs + self.threads * self.per_thread
+        let Self { queries, bottleneck, latents, latent, outputs, per_thread, threads } = self;
+        queries + 2 * bottleneck + latents + latent + 3 * outputs + threads * per_thread
     }
 }
 
