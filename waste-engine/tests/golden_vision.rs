@@ -212,8 +212,10 @@ fn the_tower_on_a_container_of_another_tool() {
     assert!((1e-3..0.3).contains(&error), "{error}");
 }
 
+type Encode<'a> = dyn Fn(&str, &[u64], Vec<f32>) -> (TrunkFmt, Vec<u64>, Vec<f32>) + 'a;
+
 /// A copy of the container whose tower is stored as `encode` says: format, shape and weights of a name, shape, weights.
-fn rewritten(encode: &dyn Fn(&str, &[u64], Vec<f32>) -> (TrunkFmt, Vec<u64>, Vec<f32>)) -> tempfile::TempDir {
+fn rewritten(encode: &Encode) -> tempfile::TempDir {
     let original = path("interop/tiny-k3.waste");
     let copy = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(&original).unwrap() {

@@ -96,7 +96,7 @@ fn erf(x: f32) -> f32 {
     p = p.mul_add(z, 3.408_291e-3);
     p = p.mul_add(z, 5.095_569_5e-2);
     p = p.mul_add(z, 1.852_083_2e-1);
-    p = p.mul_add(z, 1.128_379_1);
+    p = p.mul_add(z, std::f32::consts::FRAC_2_SQRT_PI);
     let mut q = -1.179_160_3e-7f32;
     q = q.mul_add(z, 2.354_796_6e-5);
     q = q.mul_add(z, 1.017_962_6e-3);
