@@ -8,6 +8,7 @@ use waste_common::config::ConfigError;
 use waste_common::container::ContainerError;
 use waste_common::error::{Coded, Exit};
 use waste_common::io::{OutOfMemory, ReadError};
+use waste_common::json::JsonError;
 
 use crate::sampler::{SamplerError, StopError};
 use crate::tokenizer::TokenizerError;
@@ -28,6 +29,11 @@ pub enum EngineError {
     Sampler(#[from] SamplerError),
     #[error(transparent)]
     Stop(#[from] StopError),
+    #[error(transparent)]
+    Json(#[from] JsonError),
+    #[cfg(feature = "vision")]
+    #[error(transparent)]
+    Image(#[from] crate::vision::ImageError),
     #[error("cannot write the text: {0}")]
     Sink(String),
     #[error(transparent)]
@@ -89,6 +95,9 @@ impl Coded for EngineError {
             EngineError::Tokenizer(error) => error.exit(),
             EngineError::Sampler(error) => error.exit(),
             EngineError::Stop(error) => error.exit(),
+            EngineError::Json(error) => error.exit(),
+            #[cfg(feature = "vision")]
+            EngineError::Image(error) => error.exit(),
             EngineError::Read(error) => error.exit(),
             EngineError::Memory(error) => error.exit(),
             EngineError::Expert { source, .. } => source.exit(),
@@ -110,6 +119,9 @@ impl Coded for EngineError {
             EngineError::Tokenizer(error) => error.code(),
             EngineError::Sampler(error) => error.code(),
             EngineError::Stop(error) => error.code(),
+            EngineError::Json(error) => error.code(),
+            #[cfg(feature = "vision")]
+            EngineError::Image(error) => error.code(),
             EngineError::Sink(_) => "output_failed",
             EngineError::Read(error) => error.code(),
             EngineError::Memory(error) => error.code(),

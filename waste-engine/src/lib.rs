@@ -13,6 +13,8 @@ pub mod options;
 pub mod sampler;
 pub mod session;
 pub mod tokenizer;
+#[cfg(feature = "vision")]
+pub mod vision;
 pub mod weights;
 
 pub use error::EngineError;

@@ -36,7 +36,15 @@ pub struct Loader<'a> {
 impl<'a> Loader<'a> {
     /// A loader; every tensor the configuration demands is looked up and its shape compared first.
     pub fn new(source: &'a Source, config: &'a ModelConfig) -> Result<Self, EngineError> {
-        let specs = tensors::trunk(config);
+        Self::of(source, config, tensors::trunk(config))
+    }
+
+    /// A loader of the vision tower's tensors, compared likewise.
+    pub fn vision(source: &'a Source, config: &'a ModelConfig) -> Result<Self, EngineError> {
+        Self::of(source, config, tensors::vision(config))
+    }
+
+    fn of(source: &'a Source, config: &'a ModelConfig, specs: Vec<TensorSpec>) -> Result<Self, EngineError> {
         for spec in &specs {
             let found = match source {
                 Source::Container(container) => {
@@ -73,10 +81,17 @@ impl<'a> Loader<'a> {
 
     /// A matrix, rows × columns as the configuration demands, in the format in which it is stored.
     pub fn matrix(&self, name: &str) -> Result<Matrix, EngineError> {
-        let (rows, cols) = match self.specs.get(name) {
-            Some(spec) => (spec.shape[0], spec.shape[1..].iter().product()),
-            None => return Err(self.missing(name)),
-        };
+        match self.specs.get(name) {
+            Some(spec) => self.matrix_of(name, spec.shape[0], spec.shape[1..].iter().product()),
+            None => Err(self.missing(name)),
+        }
+    }
+
+    /// A tensor of the configuration as a matrix of `rows` x `cols`, whatever its rank.
+    pub fn matrix_of(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix, EngineError> {
+        if self.specs.get(name).is_none_or(|spec| spec.elements() != rows as u64 * cols as u64) {
+            return Err(self.missing(name));
+        }
         let Source::Container(container) = self.source else {
             return Ok(Matrix::f32(rows, cols, self.vector(name)?));
         };
@@ -91,8 +106,8 @@ impl<'a> Loader<'a> {
         };
         let sizes = trunk.sizes(entry)?;
         if sizes.cols != cols as u64 {
-            let found = entry.shape.iter().map(|&d| d as usize).collect();
-            return Err(EngineError::Shape { name: name.to_owned(), found, expected: vec![rows, cols] });
+            // Groups along an axis that is not the matrix's (a convolution stored with rank 4).
+            return Ok(Matrix::f32(rows, cols, trunk.decode(entry)?));
         }
         let stored = trunk.read(entry)?;
         let data = match format {

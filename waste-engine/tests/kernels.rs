@@ -97,6 +97,8 @@ proptest! {
         let apply = |f: &dyn Fn(&Kernels, &mut [f32])| same_bits(|k| { let mut y = x.clone(); f(k, &mut y); y });
         apply(&|k, y| (k.sigmoid)(y));
         apply(&|k, y| (k.silu)(y));
+        apply(&|k, y| (k.gelu_tanh)(y));
+        apply(&|k, y| (k.gelu_erf)(y));
         apply(&|k, y| (k.exp)(y));
         apply(&|k, y| (k.gate)(y, &up));
         apply(&|k, y| (k.silu_mul)(y, &up));

@@ -14,7 +14,7 @@ mod words;
 
 pub use error::PlanError;
 pub use options::{Budget, KvType, PlanOptions, RamShare};
-pub use sizes::{ModelSizes, usual_format, usual_quant};
+pub use sizes::{ModelSizes, VISION_QUERIES, usual_format, usual_quant, vision_activations};
 
 use serde::Serialize;
 
@@ -107,7 +107,7 @@ pub fn plan(model: &ModelSizes, options: &PlanOptions, machine: &Machine) -> Res
     let top_k = config.moe.as_ref().map_or(0, |moe| moe.top_k as u64);
     let vision = match (&config.vision, options.vision) {
         (_, false) => 0,
-        (Some(vision), true) => sizes::vision_bytes(vision, model.tower_bytes),
+        (Some(vision), true) => sizes::vision_bytes(vision, model.tower_bytes, options.threads as u64),
         (None, true) => return Err(PlanError::NoVision),
     };
     let fit = |what, bytes| u64::try_from(bytes).map_err(|_| PlanError::TooLarge { what });

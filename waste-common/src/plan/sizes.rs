@@ -247,25 +247,37 @@ fn checkpoint_bytes(config: &ModelConfig, packed: bool) -> u128 {
     bytes + config.moe_layers().count() as u128 * moe.experts as u128 * expert
 }
 
-/// Weights of the tower, and a bound for what an image takes on its way through it.
-pub(super) fn vision_bytes(vision: &Vision, tower_bytes: u64) -> u128 {
+/// Queries whose attention scores a thread of the vision tower holds.
+pub const VISION_QUERIES: usize = 16;
+
+/// What an image of `patches` patches takes on its way through the vision tower, in bytes: the stream and a sublayer's
+/// input or output; q, k, v side by side or the MLP's inner values; q, k, v and output of every head; each thread's
+/// scores; the rows it becomes.
+pub fn vision_activations(vision: &Vision, patches: u64, threads: u64) -> u128 {
+    let [hidden, qkv, inner] = [vision.hidden, vision.qkv, vision.intermediate].map(|n| n as u128);
+    let wide = (3 * qkv).max(inner).max(hidden);
+    let scores = u128::from(threads) * VISION_QUERIES as u128;
+    let patches = u128::from(patches);
+    4 * (patches * (2 * hidden + wide + 4 * qkv + scores) + patches / 4 * vision.text_hidden as u128)
+}
+
+/// Weights of the tower, and a bound for what images take: one is decoded or encoded at a time.
+pub(super) fn vision_bytes(vision: &Vision, tower_bytes: u64, threads: u64) -> u128 {
     /// Largest encoded image, and largest decoded one.
     const ENCODED: u128 = 20 << 20;
     const DECODED: u128 = 64 << 20;
-    /// Patches of an image at most: `max_patches` of vision.json.
+    /// `max_patches` of vision.json, and the most that padding makes of them (a narrow image).
     const PATCHES: u128 = 1024;
+    const PADDED: u64 = 2048;
     /// Images of a request, whose embeddings wait for the decoder.
     const IMAGES: u128 = 16;
-    let (hidden, qkv) = (vision.hidden as u128, vision.qkv as u128);
-    let pixels = 3 * (vision.patch as u128).pow(2);
-    // The stream, its norm, a sublayer's output; q, k, v and the heads' output; the MLP's inner.
-    let token = pixels + 3 * hidden + 4 * qkv + vision.intermediate as u128;
-    let scores = vision.heads as u128 * PATCHES;
-    // Four patches are merged to one row of the projector: input, inner and output.
-    let merged = PATCHES / 4 * (8 * hidden + vision.text_hidden as u128);
-    let queued = IMAGES * PATCHES / 4 * vision.text_hidden as u128;
-    // Resizing reads the decoded image and writes floats.
-    u128::from(tower_bytes) + ENCODED + 2 * DECODED + 4 * (PATCHES * (token + scores) + merged + queued)
+    let queued = 4 * IMAGES * PATCHES / 4 * vision.text_hidden as u128;
+    // A decoder keeps a copy of the file; it and its pixels take up to four times the decoded image. Before the tower
+    // begins, only the patches are left.
+    let decoding = ENCODED + 4 * DECODED;
+    let pixels = 4 * 3 * u128::from(PADDED) * (vision.patch as u128).pow(2);
+    let encoding = pixels + vision_activations(vision, PADDED, threads);
+    u128::from(tower_bytes) + ENCODED + decoding.max(encoding) + queued
 }
 
 /// Sums that may not fit into 64 bits; the first that does not is reported.

@@ -87,6 +87,40 @@ pub fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { log }
 }
 
+/// The error function, a ratio of polynomials; ±1 beyond 3.84.
+#[inline(always)]
+fn erf(x: f32) -> f32 {
+    let x = x.clamp(-3.832_506_9, 3.832_506_9);
+    let z = x * x;
+    let mut p = 2.290_506_5e-4f32;
+    p = p.mul_add(z, 3.408_291e-3);
+    p = p.mul_add(z, 5.095_569_5e-2);
+    p = p.mul_add(z, 1.852_083_2e-1);
+    p = p.mul_add(z, std::f32::consts::FRAC_2_SQRT_PI);
+    let mut q = -1.179_160_3e-7f32;
+    q = q.mul_add(z, 2.354_796_6e-5);
+    q = q.mul_add(z, 1.017_962_6e-3);
+    q = q.mul_add(z, 1.407_047e-2);
+    q = q.mul_add(z, 1.109_850_5e-1);
+    q = q.mul_add(z, 4.974_692_5e-1);
+    q = q.mul_add(z, 1.0);
+    x * p / q
+}
+
+/// `x/2 · (1 + erf(x/√2))`.
+#[inline(always)]
+pub fn gelu_erf(x: f32) -> f32 {
+    0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))
+}
+
+/// `x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))`.
+#[inline(always)]
+pub fn gelu_tanh(x: f32) -> f32 {
+    const ROOT: f32 = 0.797_884_6;
+    let cubed = (0.044_715 * x * x).mul_add(x, x);
+    0.5 * x * (1.0 + tanh(ROOT * cubed))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -106,6 +106,10 @@ kernel_table! {
     vq_rows: fn(indices: &[u8], shape: portable::VqShape, scales: &[u8], tables: &[f32], out: &mut [f32]);
     /// Rows of a VQ matrix decoded to f32; see [`portable::vq_expand`].
     vq_expand: fn(block: &[u8], shape: portable::VqShape, first: usize, scales: &[u8], codebooks: &[f32], out: &mut [f32]);
+    /// `x = x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))`.
+    gelu_tanh: fn(x: &mut [f32]);
+    /// `x = x/2 · (1 + erf(x/√2))`.
+    gelu_erf: fn(x: &mut [f32]);
 }
 
 impl Kernels {

@@ -536,3 +536,19 @@ pub fn vq_expand(
         }
     }
 }
+
+/// See [`Kernels::gelu_tanh`](super::Kernels::gelu_tanh).
+#[inline(always)]
+pub fn gelu_tanh(x: &mut [f32]) {
+    for x in x {
+        *x = math::gelu_tanh(*x);
+    }
+}
+
+/// See [`Kernels::gelu_erf`](super::Kernels::gelu_erf).
+#[inline(always)]
+pub fn gelu_erf(x: &mut [f32]) {
+    for x in x {
+        *x = math::gelu_erf(*x);
+    }
+}
