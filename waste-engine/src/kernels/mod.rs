@@ -1,12 +1,20 @@
 //! The arithmetic of the engine, behind one table chosen once at open.
 //!
 //! [`portable`] defines every operation: 16 f32 lanes, fused multiply-add, a fixed reduction tree, one
-//! implementation of exp, sigmoid, tanh and softplus. The other sets are the same definition compiled for the
-//! instructions a CPU has, so every set gives the same bits.
+//! implementation of exp, sigmoid, tanh and softplus; whole numbers where tables are quantised. The other sets are the
+//! same definition compiled for the instructions a CPU has, single kernels written by hand for them; every set gives
+//! the same bits.
 #![allow(unsafe_code)]
 
 pub mod math;
 pub mod portable;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 use crate::error::EngineError;
 
@@ -27,22 +35,38 @@ macro_rules! kernel_table {
             $( $(#[$doc])* pub $kernel: fn($($type),*) $(-> $ret)?, )*
         }
 
-        static PORTABLE: Kernels = Kernels { name: "portable", $( $kernel: portable::$kernel, )* };
+        const PORTABLE: Kernels = Kernels { name: "portable", $( $kernel: portable::$kernel, )* };
 
         #[cfg(target_arch = "x86_64")]
-        mod avx2 {
+        compiled! { compiled_avx2, "avx2", "avx2,fma,f16c", $( $kernel($($arg: $type),*) $(-> $ret)?; )* }
+        #[cfg(target_arch = "x86_64")]
+        compiled! {
+            compiled_avx512, "avx512", "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c",
+            $( $kernel($($arg: $type),*) $(-> $ret)?; )*
+        }
+    };
+}
+
+/// A set that is the portable source compiled for more instructions.
+#[cfg(target_arch = "x86_64")]
+macro_rules! compiled {
+    (
+        $module:ident, $name:literal, $features:literal,
+        $( $kernel:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)?; )*
+    ) => {
+        mod $module {
             use super::{portable, Kernels};
 
             $(
-                #[target_feature(enable = "avx2,fma,f16c")]
+                #[target_feature(enable = $features)]
                 fn $kernel($($arg: $type),*) $(-> $ret)? {
                     portable::$kernel($($arg),*)
                 }
             )*
 
-            pub(super) static TABLE: Kernels = Kernels {
-                name: "avx2",
-                // SAFETY: `Kernels::named` hands this table out only after it has seen the CPU report AVX2, FMA and F16C.
+            pub(super) const TABLE: Kernels = Kernels {
+                name: $name,
+                // SAFETY: `Kernels::named` hands this table out only after it has seen the CPU report these features.
                 $( $kernel: |$($arg),*| unsafe { self::$kernel($($arg),*) }, )*
             };
         }
@@ -92,14 +116,55 @@ kernel_table! {
     vq_tables: fn(codebooks: &[f32], shape: portable::VqShape, x: &[f32], tables: &mut [f32]);
     /// Rows of a VQ matrix by table look-up; see [`portable::vq_rows`].
     vq_rows: fn(indices: &[u8], shape: portable::VqShape, scales: &[u8], tables: &[f32], out: &mut [f32]);
+    /// Quantised tables of one input, for [`Kernels::vq_rows_fast`]; see [`portable::vq_tables_fast`].
+    vq_tables_fast: fn(
+        codebooks: &[f32],
+        shape: portable::VqShape,
+        x: &[f32],
+        scratch: &mut [f32],
+        planes: &mut [u8],
+        scales: &mut [f32]
+    );
+    /// Rows of a VQ matrix by look-up in quantised tables; see [`portable::vq_rows_fast`].
+    vq_rows_fast: fn(
+        indices: &[u8],
+        shape: portable::VqShape,
+        scales: &[u8],
+        tables: portable::FastTables,
+        out: &mut [f32]
+    );
     /// Rows of a VQ matrix decoded to f32; see [`portable::vq_expand`].
     vq_expand: fn(block: &[u8], shape: portable::VqShape, first: usize, scales: &[u8], codebooks: &[f32], out: &mut [f32]);
 }
 
+// SAFETY of the three: the functions ask for no more than their table's features, which `Kernels::named` has seen.
+#[cfg(target_arch = "x86_64")]
+static AVX2: Kernels = Kernels {
+    // SAFETY: see above.
+    vq_rows_fast: |i, shape, s, t, out| unsafe { avx2::vq_rows_fast(i, shape, s, t, out) },
+    ..compiled_avx2::TABLE
+};
+
+#[cfg(target_arch = "x86_64")]
+static AVX512: Kernels = Kernels {
+    // SAFETY: see above.
+    vq_rows_fast: |i, shape, s, t, out| unsafe { avx512::vq_rows_fast(i, shape, s, t, out) },
+    ..compiled_avx512::TABLE
+};
+
+/// The portable source is already compiled for NEON there; what it gains from is written by hand.
+#[cfg(target_arch = "aarch64")]
+static NEON: Kernels = Kernels { name: "neon", vq_rows_fast: neon::vq_rows_fast, ..PORTABLE };
+
 impl Kernels {
-    /// Names that `WASTE_KERNELS` accepts in this build.
-    pub const NAMES: &'static [&'static str] =
-        if cfg!(target_arch = "x86_64") { &["portable", "avx2"] } else { &["portable"] };
+    /// Names that `WASTE_KERNELS` accepts in this build, the best last.
+    pub const NAMES: &'static [&'static str] = if cfg!(target_arch = "x86_64") {
+        &["portable", "avx2", "avx512"]
+    } else if cfg!(target_arch = "aarch64") {
+        &["portable", "neon"]
+    } else {
+        &["portable"]
+    };
 
     /// The best set this CPU can run.
     pub fn detect() -> &'static Kernels {
@@ -116,8 +181,23 @@ impl Kernels {
                 let can = is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c");
-                if can { Ok(&avx2::TABLE) } else { Err(refuse("this CPU lacks AVX2, FMA or F16C")) }
+                if can { Ok(&AVX2) } else { Err(refuse("this CPU lacks AVX2, FMA or F16C")) }
             }
+            #[cfg(target_arch = "x86_64")]
+            "avx512" => {
+                let can = is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vbmi")
+                    && is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c");
+                if can { Ok(&AVX512) } else { Err(refuse("this CPU lacks AVX-512 F, BW, VL, DQ or VBMI")) }
+            }
+            // Every 64-bit Arm CPU that Rust builds for has NEON.
+            #[cfg(target_arch = "aarch64")]
+            "neon" => Ok(&NEON),
             _ => Err(refuse(&format!("this build has {}", Self::NAMES.join(", ")))),
         }
     }

@@ -4,14 +4,14 @@ use waste_common::quant::half::f16_to_f32;
 
 use super::math;
 
+mod vq;
+
+pub use vq::*;
+
 /// Lanes of every accumulation.
 const LANES: usize = 16;
 /// Group of the trunk's quantised formats.
 const GROUP: usize = 128;
-/// Dimensions of a VQ vector.
-pub const VQ_DIM: usize = 8;
-/// Rows of a block of VQ indices.
-pub const VQ_BLOCK: usize = 64;
 
 type Lanes = [f32; LANES];
 
@@ -320,163 +320,6 @@ pub fn kda_step(state: &mut [f32], head: KdaHead, o: &mut [f32]) {
     for (row, q) in state.chunks_exact(dim).zip(head.q) {
         for (s, o) in row.iter().zip(o.iter_mut()) {
             *o = q.mul_add(*s, *o);
-        }
-    }
-}
-
-/// How a VQ matrix is laid out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VqShape {
-    /// Codebooks summed for a vector.
-    pub stages: usize,
-    /// Entries of a codebook.
-    pub entries: usize,
-    /// Indices of 6 bits, four in three bytes, instead of a byte each.
-    pub packed: bool,
-    /// Vectors of a row: columns / 8.
-    pub vectors: usize,
-}
-
-impl VqShape {
-    /// Bytes of one vector's indices.
-    pub fn index_bytes(self) -> usize {
-        if self.packed { 3 } else { self.stages }
-    }
-
-    /// Bytes of a block of 64 rows.
-    pub fn block_bytes(self) -> usize {
-        self.vectors * VQ_BLOCK * self.index_bytes()
-    }
-
-    /// Elements of one input's tables.
-    pub fn table_len(self) -> usize {
-        self.vectors * self.stages * self.entries
-    }
-
-    /// Elements of one kind's codebooks.
-    pub fn codebook_len(self) -> usize {
-        self.stages * self.entries * VQ_DIM
-    }
-
-    #[inline(always)]
-    fn indices(self, bytes: &[u8]) -> [usize; 8] {
-        let mut indices = [0; 8];
-        if self.packed {
-            let word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0]);
-            for (s, index) in indices.iter_mut().take(4).enumerate() {
-                *index = (word >> (6 * s) & 63) as usize;
-            }
-        } else {
-            for (index, &byte) in indices.iter_mut().zip(bytes) {
-                *index = usize::from(byte);
-            }
-        }
-        indices
-    }
-}
-
-/// Builds `tables[v][stage][entry] = Σ_d codebook[stage][d][entry] · x[8v + d]`.
-///
-/// `codebooks` is [stages, 8, entries]: transposed, so that entries are the vector lanes.
-#[inline(always)]
-pub fn vq_tables(codebooks: &[f32], shape: VqShape, x: &[f32], tables: &mut [f32]) {
-    let stages = tables.chunks_exact_mut(shape.entries);
-    let pairs = x.chunks_exact(VQ_DIM).flat_map(|x| (0..shape.stages).map(move |s| (x, s)));
-    for (table, (x, s)) in stages.zip(pairs) {
-        let book = &codebooks[s * VQ_DIM * shape.entries..(s + 1) * VQ_DIM * shape.entries];
-        table.fill(0.0);
-        for (x, book) in x.iter().zip(book.chunks_exact(shape.entries)) {
-            for (t, c) in table.iter_mut().zip(book) {
-                *t = c.mul_add(*x, *t);
-            }
-        }
-    }
-}
-
-/// Row blocks by table look-up: `out[r] = scale[r] · Σ_v (Σ_s tables[v][s][index[r, v, s]])`.
-///
-/// `indices` are whole blocks of 64 rows, `scales` the little-endian f16 of the rows in `out`, which may end
-/// inside the last block.
-#[inline(always)]
-pub fn vq_rows(indices: &[u8], shape: VqShape, scales: &[u8], tables: &[f32], out: &mut [f32]) {
-    // One copy of the loop per layout, so that the usual ones have constant strides.
-    match (shape.stages, shape.entries, shape.packed) {
-        (3, 256, false) => rows_by_table(
-            VqShape { stages: 3, entries: 256, packed: false, ..shape },
-            indices,
-            scales,
-            tables,
-            out,
-        ),
-        (2, 256, false) => rows_by_table(
-            VqShape { stages: 2, entries: 256, packed: false, ..shape },
-            indices,
-            scales,
-            tables,
-            out,
-        ),
-        (4, 64, true) => rows_by_table(
-            VqShape { stages: 4, entries: 64, packed: true, ..shape },
-            indices,
-            scales,
-            tables,
-            out,
-        ),
-        _ => rows_by_table(shape, indices, scales, tables, out),
-    }
-}
-
-#[inline(always)]
-fn rows_by_table(shape: VqShape, indices: &[u8], scales: &[u8], tables: &[f32], out: &mut [f32]) {
-    let per_vector = shape.stages * shape.entries;
-    let bytes = shape.index_bytes();
-    let blocks = indices.chunks_exact(shape.block_bytes());
-    for ((out, scales), block) in out.chunks_mut(VQ_BLOCK).zip(scales.chunks(2 * VQ_BLOCK)).zip(blocks) {
-        let mut acc = [0.0f32; VQ_BLOCK];
-        for (table, rows) in tables.chunks_exact(per_vector).zip(block.chunks_exact(VQ_BLOCK * bytes)) {
-            for (acc, index) in acc.iter_mut().zip(rows.chunks_exact(bytes)) {
-                let indices = shape.indices(index);
-                let mut sum = 0.0;
-                for s in 0..shape.stages {
-                    sum += table[s * shape.entries + indices[s]];
-                }
-                *acc += sum;
-            }
-        }
-        for ((out, acc), scale) in out.iter_mut().zip(acc).zip(scales.chunks_exact(2)) {
-            *out = f16_to_f32(u16::from_le_bytes([scale[0], scale[1]])) * acc;
-        }
-    }
-}
-
-/// Decodes rows `first ..` of one block of 64 to f32: `out[r, 8v..8v+8] = scale[r] · Σ_s codebook[s][index[r, v, s]]`.
-///
-/// `codebooks` is [stages, entries, 8]; `block` one block's indices; `scales` and `out` ([rows, 8 · vectors]) begin
-/// with row `first`.
-#[inline(always)]
-pub fn vq_expand(
-    block: &[u8],
-    shape: VqShape,
-    first: usize,
-    scales: &[u8],
-    codebooks: &[f32],
-    out: &mut [f32],
-) {
-    let (cols, bytes) = (shape.vectors * VQ_DIM, shape.index_bytes());
-    for (r, (row, scale)) in out.chunks_exact_mut(cols).zip(scales.chunks_exact(2)).enumerate() {
-        let scale = f16_to_f32(u16::from_le_bytes([scale[0], scale[1]]));
-        for (v, out) in row.chunks_exact_mut(VQ_DIM).enumerate() {
-            let indices = shape.indices(&block[(v * VQ_BLOCK + first + r) * bytes..][..bytes]);
-            let mut sum = [0.0f32; VQ_DIM];
-            for s in 0..shape.stages {
-                let entry = &codebooks[(s * shape.entries + indices[s]) * VQ_DIM..][..VQ_DIM];
-                for d in 0..VQ_DIM {
-                    sum[d] += entry[d];
-                }
-            }
-            for d in 0..VQ_DIM {
-                out[d] = scale * sum[d];
-            }
         }
     }
 }
