@@ -3,7 +3,8 @@
 
 use std::arch::x86_64::*;
 
-use super::portable::{self, FAST_VECTORS, FastTables, VQ_BLOCK, VqShape};
+use super::portable::{self, FAST_VECTORS, FastTables, GROUP, VQ_BLOCK, VqShape};
+use super::x86::{PREFETCH, prefetch};
 
 /// Blocks of rows that pass over a vector's tables together.
 const BLOCKS: usize = 4;
@@ -146,37 +147,39 @@ impl RowSums {
     }
 }
 
-/// A plane of a table for [`look_up`]: its first 16 entries, then each 16 xor the 16 before, anew at every 128.
+/// A plane of a table for [`look_up`]: its first 16 entries, then each 16 xor the 16 before.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn chain(plane: &[u8], chain: &mut [u8]) {
-    for (chain, plane) in chain.chunks_mut(128).zip(plane.chunks(128)) {
-        chain[..16].copy_from_slice(&plane[..16]);
-        for i in 16..plane.len() {
-            chain[i] = plane[i] ^ plane[i - 16];
-        }
+    let mut before = _mm_setzero_si128();
+    for (i, chain) in chain.chunks_exact_mut(16).enumerate() {
+        let entries = load_half(plane, 16 * i);
+        let link = _mm_xor_si128(entries, before);
+        // SAFETY: the chunk has 16 bytes.
+        unsafe { _mm_storeu_si128(chain.as_mut_ptr().cast(), link) };
+        before = entries;
     }
 }
 
-/// `table[index]` in two planes of up to 128 entries, given as [`chain`]s. Indices are below 128.
+/// `tables[index]` for `N` byte tables of `16 · LINKS` entries, given as [`chain`]s, and 64 indices below 128.
 ///
 /// `pshufb` finds an entry among 16 by an index's low bits, and gives 0 where the top bit is set: where less than
 /// the place of the 16 has been reached. The entry is the xor of all it finds.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn look_up<const TABLES: usize>(low: &[u8], high: &[u8], index: [__m256i; 2]) -> [[__m256i; 2]; 2] {
+fn look_up<const LINKS: usize, const N: usize>(tables: [&[u8]; N], index: [__m256i; 2]) -> [[__m256i; N]; 2] {
     let mut index = index;
-    let mut found = [[_mm256_setzero_si256(); 2]; 2];
-    let (low, high) = (&low[..16 * TABLES], &high[..16 * TABLES]);
-    for t in 0..TABLES {
-        let low = _mm256_broadcastsi128_si256(load_half(low, 16 * t));
-        let high = _mm256_broadcastsi128_si256(load_half(high, 16 * t));
-        for half in 0..2 {
-            if t > 0 {
-                index[half] = _mm256_sub_epi8(index[half], _mm256_set1_epi8(16));
+    let mut found = [[_mm256_setzero_si256(); N]; 2];
+    let tables = tables.map(|table| &table[..16 * LINKS]);
+    for link in 0..LINKS {
+        if link > 0 {
+            index = index.map(|index| _mm256_sub_epi8(index, _mm256_set1_epi8(16)));
+        }
+        for (n, table) in tables.iter().enumerate() {
+            let table = _mm256_broadcastsi128_si256(load_half(table, 16 * link));
+            for (found, index) in found.iter_mut().zip(index) {
+                found[n] = _mm256_xor_si256(found[n], _mm256_shuffle_epi8(table, index));
             }
-            found[half][0] = _mm256_xor_si256(found[half][0], _mm256_shuffle_epi8(low, index[half]));
-            found[half][1] = _mm256_xor_si256(found[half][1], _mm256_shuffle_epi8(high, index[half]));
         }
     }
     found
@@ -221,21 +224,29 @@ fn bytes<const S: usize>(indices: &[u8], shape: VqShape, scales: &[u8], tables: 
         let vectors = planes.len() / (S * 512);
         for planes in planes.chunks_exact(S * 512) {
             for (chains, planes) in chains.iter_mut().zip(planes.chunks_exact(512)) {
-                chain(&planes[..256], &mut chains[0]);
-                chain(&planes[256..], &mut chains[1]);
+                // The second 128 entries as what they differ by from the first.
+                for (chains, plane) in chains.iter_mut().zip(planes.chunks_exact(256)) {
+                    let (lower, upper) = chains.split_at_mut(128);
+                    chain(&plane[..128], lower);
+                    chain(&plane[128..], upper);
+                    for (upper, lower) in upper.iter_mut().zip(lower) {
+                        *upper ^= *lower;
+                    }
+                }
             }
             for (b, sums) in sums.iter_mut().enumerate() {
                 let rows = &indices[b * shape.block_bytes() + v * VQ_BLOCK * S..][..VQ_BLOCK * S];
                 let index = [pull.rows(&rows[..ROWS * S]), pull.rows(&rows[ROWS * S..])];
                 for (s, [low, high]) in chains.iter().enumerate() {
                     let index = [index[0][s], index[1][s]];
-                    let within = [_mm256_and_si256(index[0], low_bits), _mm256_and_si256(index[1], low_bits)];
-                    let lower = look_up::<8>(&low[..128], &high[..128], within);
-                    let upper = look_up::<8>(&low[128..], &high[128..], within);
-                    for half in 0..2 {
-                        let pick = |p: usize| _mm256_blendv_epi8(lower[half][p], upper[half][p], index[half]);
-                        sums[half].low.add(pick(0));
-                        sums[half].high.add(pick(1));
+                    let within = index.map(|index| _mm256_and_si256(index, low_bits));
+                    let tables = [&low[..128], &high[..128], &low[128..], &high[128..]];
+                    let found = look_up::<8, 4>(tables, within);
+                    for ((sums, index), found) in sums.iter_mut().zip(index).zip(found) {
+                        let upper_half = _mm256_cmpgt_epi8(_mm256_setzero_si256(), index);
+                        let pick = |lower, step| _mm256_xor_si256(lower, _mm256_and_si256(step, upper_half));
+                        sums.low.add(pick(found[0], found[2]));
+                        sums.high.add(pick(found[1], found[3]));
                     }
                 }
             }
@@ -284,7 +295,7 @@ fn packed(indices: &[u8], shape: VqShape, scales: &[u8], tables: FastTables, out
                     ]
                 });
                 for (s, [low, high]) in chains.iter().enumerate() {
-                    let found = look_up::<4>(low, high, [index[0][s], index[1][s]]);
+                    let found = look_up::<4, 2>([&low[..], &high[..]], [index[0][s], index[1][s]]);
                     for (sums, found) in sums.iter_mut().zip(found) {
                         sums.low.add(found[0]);
                         sums.high.add(found[1]);
@@ -301,4 +312,126 @@ fn packed(indices: &[u8], shape: VqShape, scales: &[u8], tables: FastTables, out
     for (sums, (out, scales)) in sums.as_flattened().iter().zip(rows) {
         sums.store(scales, out);
     }
+}
+
+/// The sum of 16 lanes by halving: the tree of every reduction.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn reduce(lanes: [__m256; 2]) -> f32 {
+    let eight = _mm256_add_ps(lanes[0], lanes[1]);
+    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+}
+
+/// The value of an f16 in all lanes.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn widen_half(bits: u16) -> __m256 {
+    _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
+}
+
+/// The lanes' sums of whole numbers, bytes, times `x`.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn dot_bytes(bytes: &[u8; GROUP], x: &[f32; GROUP]) -> [__m256; 2] {
+    let mut sums = [_mm256_setzero_ps(); 2];
+    for (bytes, x) in bytes.as_chunks::<16>().0.iter().zip(x.as_chunks::<16>().0) {
+        for half in 0..2 {
+            // SAFETY: half a chunk is 8 bytes and 8 floats.
+            let (bytes, x) = unsafe {
+                (
+                    _mm_loadl_epi64(bytes.as_ptr().add(8 * half).cast()),
+                    _mm256_loadu_ps(x.as_ptr().add(8 * half)),
+                )
+            };
+            let w = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+            sums[half] = _mm256_fmadd_ps(w, x, sums[half]);
+        }
+    }
+    sums
+}
+
+/// 64 bytes of nibbles as 128 whole numbers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn unpack_nibbles(nibbles: &[u8], bytes: &mut [u8; GROUP]) {
+    let (low_bits, bias) = (_mm256_set1_epi8(15), _mm256_set1_epi8(8));
+    for (half, bytes) in bytes.as_chunks_mut::<64>().0.iter_mut().enumerate() {
+        let packed = load(nibbles, 32 * half);
+        let even = _mm256_and_si256(packed, low_bits);
+        let odd = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), low_bits);
+        let first = _mm256_sub_epi8(_mm256_unpacklo_epi8(even, odd), bias);
+        let second = _mm256_sub_epi8(_mm256_unpackhi_epi8(even, odd), bias);
+        // The halves of both hold, in turn, the nibbles of 8 bytes.
+        let quarters = [
+            _mm256_castsi256_si128(first),
+            _mm256_castsi256_si128(second),
+            _mm256_extracti128_si256::<1>(first),
+            _mm256_extracti128_si256::<1>(second),
+        ];
+        for (bytes, quarter) in bytes.as_chunks_mut::<16>().0.iter_mut().zip(quarters) {
+            // SAFETY: the chunk has 16 bytes.
+            unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), quarter) };
+        }
+    }
+}
+
+/// Rows quantised in groups of 128: `group` gives the lanes' sums of a whole group, `last` those of a shorter one.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn rows_grouped(
+    group_bytes: usize,
+    payload: &[u8],
+    scales: &[u16],
+    x: &[f32],
+    out: &mut [f32],
+    group: impl Fn(&[u8], &[f32; GROUP]) -> [__m256; 2],
+    last: impl Fn(&[u8], &[f32]) -> [f32; 16],
+) {
+    let groups = x.len().div_ceil(GROUP);
+    let stride = groups * group_bytes;
+    assert!(payload.len() >= out.len() * stride && scales.len() >= out.len() * groups);
+    let (whole, rest) = x.as_chunks::<GROUP>();
+    let rows = payload.chunks_exact(stride).zip(scales.chunks_exact(groups));
+    for (out, (row, scales)) in out.iter_mut().zip(rows) {
+        let mut total = [_mm256_setzero_ps(); 2];
+        let mut add = |scale: u16, sums: [__m256; 2]| {
+            let scale = widen_half(scale);
+            for (total, sum) in total.iter_mut().zip(sums) {
+                *total = _mm256_fmadd_ps(scale, sum, *total);
+            }
+        };
+        for ((bytes, x), &scale) in row.chunks_exact(group_bytes).zip(whole).zip(scales) {
+            for line in (0..group_bytes).step_by(64) {
+                prefetch(bytes, PREFETCH + line);
+            }
+            add(scale, group(bytes, x));
+        }
+        if !rest.is_empty() {
+            let lanes = last(&row[whole.len() * group_bytes..], rest);
+            // SAFETY: the array has two registers' 16 lanes.
+            let sums = unsafe { [_mm256_loadu_ps(lanes.as_ptr()), _mm256_loadu_ps(lanes.as_ptr().add(8))] };
+            add(scales[whole.len()], sums);
+        }
+        *out = reduce(total);
+    }
+}
+
+/// See [`Kernels::rows_q4`](super::Kernels::rows_q4).
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn rows_q4(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]) {
+    let group = |nibbles: &[u8], x: &[f32; GROUP]| {
+        let mut bytes = [0; GROUP];
+        unpack_nibbles(nibbles, &mut bytes);
+        dot_bytes(&bytes, x)
+    };
+    rows_grouped(GROUP / 2, payload, scales, x, out, group, portable::last_q4);
+}
+
+/// See [`Kernels::rows_q8`](super::Kernels::rows_q8).
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn rows_q8(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]) {
+    let group = |bytes: &[u8], x: &[f32; GROUP]| dot_bytes(&bytes.as_chunks::<GROUP>().0[0], x);
+    rows_grouped(GROUP, payload, scales, x, out, group, portable::last_q8);
 }

@@ -15,6 +15,8 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use crate::error::EngineError;
 
@@ -141,6 +143,10 @@ kernel_table! {
 #[cfg(target_arch = "x86_64")]
 static AVX2: Kernels = Kernels {
     // SAFETY: see above.
+    rows_q8: |p, s, x, out| unsafe { avx2::rows_q8(p, s, x, out) },
+    // SAFETY: see above.
+    rows_q4: |p, s, x, out| unsafe { avx2::rows_q4(p, s, x, out) },
+    // SAFETY: see above.
     vq_rows_fast: |i, shape, s, t, out| unsafe { avx2::vq_rows_fast(i, shape, s, t, out) },
     ..compiled_avx2::TABLE
 };
@@ -148,7 +154,16 @@ static AVX2: Kernels = Kernels {
 #[cfg(target_arch = "x86_64")]
 static AVX512: Kernels = Kernels {
     // SAFETY: see above.
+    rows_f32: |w, x, out| unsafe { avx512::rows_f32(w, x, out) },
+    // SAFETY: see above.
+    rows_q8: |p, s, x, out| unsafe { avx512::rows_q8(p, s, x, out) },
+    // SAFETY: see above.
+    rows_q4: |p, s, x, out| unsafe { avx512::rows_q4(p, s, x, out) },
+    // SAFETY: see above.
     vq_rows_fast: |i, shape, s, t, out| unsafe { avx512::vq_rows_fast(i, shape, s, t, out) },
+    // Compiled for AVX2 these are faster: the compiler turns their strided loads into shuffles otherwise.
+    vq_rows: compiled_avx2::TABLE.vq_rows,
+    vq_expand: compiled_avx2::TABLE.vq_expand,
     ..compiled_avx512::TABLE
 };
 

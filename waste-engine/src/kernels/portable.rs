@@ -11,7 +11,7 @@ pub use vq::*;
 /// Lanes of every accumulation.
 const LANES: usize = 16;
 /// Group of the trunk's quantised formats.
-const GROUP: usize = 128;
+pub const GROUP: usize = 128;
 
 type Lanes = [f32; LANES];
 
@@ -133,24 +133,49 @@ fn rows_grouped(
 #[inline(always)]
 pub fn rows_q8(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]) {
     let stride = x.len().div_ceil(GROUP) * GROUP;
-    rows_grouped(stride, payload, scales, x, out, |row, g, values| {
-        for (value, &byte) in values.iter_mut().zip(&row[g * GROUP..(g + 1) * GROUP]) {
-            *value = f32::from(byte as i8);
-        }
-    });
+    rows_grouped(stride, payload, scales, x, out, |row, g, values| unpack_q8(&row[g * GROUP..], values));
+}
+
+#[inline(always)]
+fn unpack_q8(bytes: &[u8], values: &mut [f32; GROUP]) {
+    for (value, &byte) in values.iter_mut().zip(&bytes[..GROUP]) {
+        *value = f32::from(byte as i8);
+    }
+}
+
+/// The lanes of a Q8G row's last group, when it is shorter than others.
+#[inline(always)]
+pub fn last_q8(bytes: &[u8], x: &[f32]) -> [f32; 16] {
+    last_group(bytes, x, unpack_q8)
 }
 
 /// See [`Kernels::rows_q4`](super::Kernels::rows_q4).
 #[inline(always)]
 pub fn rows_q4(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]) {
     let stride = x.len().div_ceil(GROUP) * GROUP / 2;
-    rows_grouped(stride, payload, scales, x, out, |row, g, values| {
-        let bytes = &row[g * GROUP / 2..(g + 1) * GROUP / 2];
-        for (pair, &byte) in values.chunks_exact_mut(2).zip(bytes) {
-            pair[0] = f32::from((byte & 15) as i8 - 8);
-            pair[1] = f32::from((byte >> 4) as i8 - 8);
-        }
-    });
+    rows_grouped(stride, payload, scales, x, out, |row, g, values| unpack_q4(&row[g * GROUP / 2..], values));
+}
+
+#[inline(always)]
+fn unpack_q4(bytes: &[u8], values: &mut [f32; GROUP]) {
+    for (pair, &byte) in values.chunks_exact_mut(2).zip(&bytes[..GROUP / 2]) {
+        pair[0] = f32::from((byte & 15) as i8 - 8);
+        pair[1] = f32::from((byte >> 4) as i8 - 8);
+    }
+}
+
+/// The lanes of a Q4G row's last group, when it is shorter than others.
+#[inline(always)]
+pub fn last_q4(bytes: &[u8], x: &[f32]) -> [f32; 16] {
+    last_group(bytes, x, unpack_q4)
+}
+
+#[inline(always)]
+fn last_group(bytes: &[u8], x: &[f32], unpack: impl Fn(&[u8], &mut [f32; GROUP])) -> Lanes {
+    let (mut values, mut acc) = ([0.0; GROUP], [0.0; LANES]);
+    unpack(bytes, &mut values);
+    accumulate(&mut acc, &values[..x.len()], x);
+    acc
 }
 
 /// See [`Kernels::rows_q3`](super::Kernels::rows_q3).
@@ -296,30 +321,52 @@ pub struct KdaHead<'a> {
     pub beta: f32,
 }
 
+/// Columns of a KDA state that stay in registers while its rows pass.
+const KDA_COLUMNS: usize = 64;
+
 /// One step of the gated delta rule; `state` is [key, value]. The output must come in as scratch.
+///
+/// Columns do not depend on each other, so the state goes by in tiles of columns that fit the first cache.
 #[inline(always)]
 pub fn kda_step(state: &mut [f32], head: KdaHead, o: &mut [f32]) {
     let dim = o.len();
-    // `o` first holds what the decayed state predicts for the key, then the correction, then the output.
-    o.fill(0.0);
-    for ((row, decay), k) in state.chunks_exact_mut(dim).zip(head.decay).zip(head.k) {
-        for (s, o) in row.iter_mut().zip(o.iter_mut()) {
-            *s *= decay;
-            *o = k.mul_add(*s, *o);
+    let mut first = 0;
+    while first < dim {
+        if dim - first >= KDA_COLUMNS {
+            kda_columns::<KDA_COLUMNS>(state, head, first, o);
+            first += KDA_COLUMNS;
+        } else if dim - first >= LANES {
+            kda_columns::<LANES>(state, head, first, o);
+            first += LANES;
+        } else {
+            kda_columns::<1>(state, head, first, o);
+            first += 1;
         }
     }
-    for (o, v) in o.iter_mut().zip(head.v) {
-        *o = head.beta * (v - *o);
-    }
-    for (row, k) in state.chunks_exact_mut(dim).zip(head.k) {
-        for (s, u) in row.iter_mut().zip(o.iter()) {
-            *s = k.mul_add(*u, *s);
+}
+
+/// Columns `first .. first + N`.
+#[inline(always)]
+fn kda_columns<const N: usize>(state: &mut [f32], head: KdaHead, first: usize, o: &mut [f32]) {
+    let dim = o.len();
+    let columns = first..first + N;
+    // What the decayed state predicts for the key, then the correction.
+    let mut u = [0.0f32; N];
+    for ((row, decay), k) in state.chunks_exact(dim).zip(head.decay).zip(head.k) {
+        for (s, u) in row[columns.clone()].iter().zip(&mut u) {
+            *u = k.mul_add(s * decay, *u);
         }
     }
-    o.fill(0.0);
-    for (row, q) in state.chunks_exact(dim).zip(head.q) {
-        for (s, o) in row.iter().zip(o.iter_mut()) {
-            *o = q.mul_add(*s, *o);
+    for (u, v) in u.iter_mut().zip(&head.v[columns.clone()]) {
+        *u = head.beta * (v - *u);
+    }
+    let mut sum = [0.0f32; N];
+    let keys = head.decay.iter().zip(head.k).zip(head.q);
+    for (row, ((decay, k), q)) in state.chunks_exact_mut(dim).zip(keys) {
+        for ((s, u), sum) in row[columns.clone()].iter_mut().zip(&u).zip(&mut sum) {
+            *s = k.mul_add(*u, *s * decay);
+            *sum = q.mul_add(*s, *sum);
         }
     }
+    o[columns].copy_from_slice(&sum);
 }
