@@ -7,7 +7,7 @@ use super::portable::{self, FAST_VECTORS, FastTables, GROUP, VQ_BLOCK, VqShape};
 use super::x86::{PREFETCH, prefetch};
 
 /// Blocks of rows that pass over a vector's tables together.
-const BLOCKS: usize = 4;
+const BLOCKS: usize = 8;
 /// Rows that go together.
 const ROWS: usize = 32;
 
@@ -147,6 +147,13 @@ impl RowSums {
     }
 }
 
+/// The bits of `a` where the mask has ones, those of `b` elsewhere.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn select(mask: __m256i, a: __m256i, b: __m256i) -> __m256i {
+    _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b))
+}
+
 /// A plane of a table for [`look_up`]: its first 16 entries, then each 16 xor the 16 before.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -161,26 +168,25 @@ fn chain(plane: &[u8], chain: &mut [u8]) {
     }
 }
 
-/// `tables[index]` for `N` byte tables of `16 · LINKS` entries, given as [`chain`]s, and 64 indices below 128.
+/// `tables[index]` for `N` byte tables of `16 · LINKS` entries, given as [`chain`]s, and 32 indices below 128.
 ///
 /// `pshufb` finds an entry among 16 by an index's low bits, and gives 0 where the top bit is set: where less than
 /// the place of the 16 has been reached. The entry is the xor of all it finds.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn look_up<const LINKS: usize, const N: usize>(tables: [&[u8]; N], index: [__m256i; 2]) -> [[__m256i; N]; 2] {
-    let mut index = index;
-    let mut found = [[_mm256_setzero_si256(); N]; 2];
-    let tables = tables.map(|table| &table[..16 * LINKS]);
+fn look_up<const LINKS: usize, const N: usize>(tables: [&[u8]; N], mut index: __m256i) -> [__m256i; N] {
+    for table in tables {
+        assert!(table.len() == 16 * LINKS);
+    }
+    let mut found = [_mm256_setzero_si256(); N];
     for link in 0..LINKS {
-        if link > 0 {
-            index = index.map(|index| _mm256_sub_epi8(index, _mm256_set1_epi8(16)));
+        for n in 0..N {
+            // SAFETY: a table has 16 · LINKS entries.
+            let table = unsafe { _mm_loadu_si128(tables[n].as_ptr().add(16 * link).cast()) };
+            let entries = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), index);
+            found[n] = _mm256_xor_si256(found[n], entries);
         }
-        for (n, table) in tables.iter().enumerate() {
-            let table = _mm256_broadcastsi128_si256(load_half(table, 16 * link));
-            for (found, index) in found.iter_mut().zip(index) {
-                found[n] = _mm256_xor_si256(found[n], _mm256_shuffle_epi8(table, index));
-            }
-        }
+        index = _mm256_sub_epi8(index, _mm256_set1_epi8(16));
     }
     found
 }
@@ -216,8 +222,8 @@ pub(super) fn vq_rows_fast(
 #[target_feature(enable = "avx2,fma,f16c")]
 fn bytes<const S: usize>(indices: &[u8], shape: VqShape, scales: &[u8], tables: FastTables, out: &mut [f32]) {
     let (pull, low_bits) = (Pull::<S>::new(), _mm256_set1_epi8(0x7f));
-    let mut sums = [[RowSums::zero(); 2]; BLOCKS];
-    let sums = &mut sums[..out.len().div_ceil(VQ_BLOCK)];
+    let mut sums = [RowSums::zero(); 2 * BLOCKS];
+    let sums = &mut sums[..2 * out.len().div_ceil(VQ_BLOCK)];
     let mut chains = [[[0u8; 256]; 2]; S];
     let mut v = 0;
     for (planes, &scale) in tables.planes.chunks(FAST_VECTORS * S * 512).zip(tables.scales) {
@@ -234,30 +240,28 @@ fn bytes<const S: usize>(indices: &[u8], shape: VqShape, scales: &[u8], tables: 
                     }
                 }
             }
-            for (b, sums) in sums.iter_mut().enumerate() {
-                let rows = &indices[b * shape.block_bytes() + v * VQ_BLOCK * S..][..VQ_BLOCK * S];
-                let index = [pull.rows(&rows[..ROWS * S]), pull.rows(&rows[ROWS * S..])];
-                for (s, [low, high]) in chains.iter().enumerate() {
-                    let index = [index[0][s], index[1][s]];
-                    let within = index.map(|index| _mm256_and_si256(index, low_bits));
-                    let tables = [&low[..128], &high[..128], &low[128..], &high[128..]];
-                    let found = look_up::<8, 4>(tables, within);
-                    for ((sums, index), found) in sums.iter_mut().zip(index).zip(found) {
-                        let upper_half = _mm256_cmpgt_epi8(_mm256_setzero_si256(), index);
-                        let pick = |lower, step| _mm256_xor_si256(lower, _mm256_and_si256(step, upper_half));
-                        sums.low.add(pick(found[0], found[2]));
-                        sums.high.add(pick(found[1], found[3]));
-                    }
+            for (g, sums) in sums.iter_mut().enumerate() {
+                let at = g / 2 * shape.block_bytes() + (v * VQ_BLOCK + g % 2 * ROWS) * S;
+                prefetch(indices, at + PREFETCH);
+                let index = pull.rows(&indices[at..at + ROWS * S]);
+                for (index, [low, high]) in index.into_iter().zip(&chains) {
+                    let upper_half = _mm256_cmpgt_epi8(_mm256_setzero_si256(), index);
+                    let tables = [&low[..128], &low[128..], &high[..128], &high[128..]];
+                    let found = look_up::<8, 4>(tables, _mm256_and_si256(index, low_bits));
+                    let low = _mm256_xor_si256(found[0], _mm256_and_si256(found[1], upper_half));
+                    let high = _mm256_xor_si256(found[2], _mm256_and_si256(found[3], upper_half));
+                    sums.low.add(low);
+                    sums.high.add(high);
                 }
             }
             v += 1;
         }
-        for sums in sums.as_flattened_mut() {
+        for sums in &mut *sums {
             sums.finish(vectors * S, scale);
         }
     }
     let rows = out.chunks_mut(ROWS).zip(scales.chunks(2 * ROWS));
-    for (sums, (out, scales)) in sums.as_flattened().iter().zip(rows) {
+    for (sums, (out, scales)) in sums.iter().zip(rows) {
         sums.store(scales, out);
     }
 }
@@ -268,8 +272,8 @@ fn packed(indices: &[u8], shape: VqShape, scales: &[u8], tables: FastTables, out
     let pull = Pull::<3>::new();
     let (six_bits, two_bits, four_bits) =
         (_mm256_set1_epi8(0x3f), _mm256_set1_epi8(0x03), _mm256_set1_epi8(0x0f));
-    let mut sums = [[RowSums::zero(); 2]; BLOCKS];
-    let sums = &mut sums[..out.len().div_ceil(VQ_BLOCK)];
+    let mut sums = [RowSums::zero(); 2 * BLOCKS];
+    let sums = &mut sums[..2 * out.len().div_ceil(VQ_BLOCK)];
     let mut chains = [[[0u8; 64]; 2]; 4];
     let mut v = 0;
     for (planes, &scale) in tables.planes.chunks(FAST_VECTORS * 512).zip(tables.scales) {
@@ -279,37 +283,27 @@ fn packed(indices: &[u8], shape: VqShape, scales: &[u8], tables: FastTables, out
                 chain(&planes[..64], &mut chains[0]);
                 chain(&planes[64..], &mut chains[1]);
             }
-            for (b, sums) in sums.iter_mut().enumerate() {
-                let rows = &indices[b * shape.block_bytes() + v * VQ_BLOCK * 3..][..VQ_BLOCK * 3];
-                let index: [[__m256i; 4]; 2] = std::array::from_fn(|half| {
-                    let [x, y, z] = pull.rows(&rows[half * ROWS * 3..][..ROWS * 3]);
-                    let pick = |mask, a, b| {
-                        let both = _mm256_or_si256(_mm256_and_si256(a, mask), _mm256_andnot_si256(mask, b));
-                        _mm256_and_si256(both, six_bits)
-                    };
-                    [
-                        _mm256_and_si256(x, six_bits),
-                        pick(two_bits, _mm256_srli_epi16::<6>(x), _mm256_slli_epi16::<2>(y)),
-                        pick(four_bits, _mm256_srli_epi16::<4>(y), _mm256_slli_epi16::<4>(z)),
-                        _mm256_and_si256(_mm256_srli_epi16::<2>(z), six_bits),
-                    ]
-                });
-                for (s, [low, high]) in chains.iter().enumerate() {
-                    let found = look_up::<4, 2>([&low[..], &high[..]], [index[0][s], index[1][s]]);
-                    for (sums, found) in sums.iter_mut().zip(found) {
-                        sums.low.add(found[0]);
-                        sums.high.add(found[1]);
-                    }
+            for (g, sums) in sums.iter_mut().enumerate() {
+                let at = g / 2 * shape.block_bytes() + (v * VQ_BLOCK + g % 2 * ROWS) * 3;
+                prefetch(indices, at + PREFETCH);
+                let [x, y, z] = pull.rows(&indices[at..at + ROWS * 3]);
+                let second = select(two_bits, _mm256_srli_epi16::<6>(x), _mm256_slli_epi16::<2>(y));
+                let third = select(four_bits, _mm256_srli_epi16::<4>(y), _mm256_slli_epi16::<4>(z));
+                let index = [x, second, third, _mm256_srli_epi16::<2>(z)];
+                for (index, [low, high]) in index.into_iter().zip(&chains) {
+                    let found = look_up::<4, 2>([&low[..], &high[..]], _mm256_and_si256(index, six_bits));
+                    sums.low.add(found[0]);
+                    sums.high.add(found[1]);
                 }
             }
             v += 1;
         }
-        for sums in sums.as_flattened_mut() {
+        for sums in &mut *sums {
             sums.finish(vectors * 4, scale);
         }
     }
     let rows = out.chunks_mut(ROWS).zip(scales.chunks(2 * ROWS));
-    for (sums, (out, scales)) in sums.as_flattened().iter().zip(rows) {
+    for (sums, (out, scales)) in sums.iter().zip(rows) {
         sums.store(scales, out);
     }
 }

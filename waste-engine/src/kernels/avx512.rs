@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::portable::{self, FAST_VECTORS, FastTables, GROUP, VQ_BLOCK, VqShape};
+use super::portable::{self, FAST_VECTORS, FastTables, GROUP, VQ_BLOCK, VQ_DIM, VqShape};
 use super::x86::{PREFETCH, prefetch};
 
 /// Sums of bytes, two a 16-bit lane: the lanes themselves, and their upper bytes.
@@ -444,4 +444,119 @@ fn dots<const R: usize>(weights: &[f32], x: &[f32]) -> [__m512; R] {
         }
     }
     sums
+}
+
+/// Entries of a table that go together.
+const TILE: usize = 32;
+
+/// See [`Kernels::vq_tables`](super::Kernels::vq_tables).
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c")]
+pub(super) fn vq_tables(codebooks: &[f32], shape: VqShape, x: &[f32], tables: &mut [f32]) {
+    let VqShape { stages, entries, .. } = shape;
+    if entries % TILE != 0 {
+        return portable::vq_tables(codebooks, shape, x, tables);
+    }
+    let per_vector = stages * entries;
+    let blocks = tables.chunks_mut(FAST_VECTORS * per_vector);
+    for (tables, x) in blocks.zip(x.chunks(FAST_VECTORS * VQ_DIM)) {
+        let x = x.as_chunks::<VQ_DIM>().0;
+        for (s, book) in codebooks.chunks_exact(VQ_DIM * entries).take(stages).enumerate() {
+            for first in (0..entries).step_by(TILE) {
+                // 16 registers: the tile stays there while the vectors pass.
+                let tile: [[__m512; 2]; VQ_DIM] = std::array::from_fn(|d| {
+                    let at = d * entries + first;
+                    [load_ps(book, at), load_ps(book, at + 16)]
+                });
+                for (table, x) in tables.chunks_exact_mut(per_vector).zip(x) {
+                    let mut sums = [_mm512_setzero_ps(); 2];
+                    for d in 0..VQ_DIM {
+                        let x = _mm512_set1_ps(x[d]);
+                        sums[0] = _mm512_fmadd_ps(tile[d][0], x, sums[0]);
+                        sums[1] = _mm512_fmadd_ps(tile[d][1], x, sums[1]);
+                    }
+                    let out = &mut table[s * entries + first..][..TILE];
+                    // SAFETY: the slice has two registers' 32 lanes.
+                    unsafe {
+                        _mm512_storeu_ps(out.as_mut_ptr(), sums[0]);
+                        _mm512_storeu_ps(out.as_mut_ptr().add(16), sums[1]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// See [`Kernels::vq_tables_fast`](super::Kernels::vq_tables_fast).
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c")]
+pub(super) fn vq_tables_fast(
+    codebooks: &[f32],
+    shape: VqShape,
+    x: &[f32],
+    scratch: &mut [f32],
+    planes: &mut [u8],
+    scales: &mut [f32],
+) {
+    let VqShape { stages, entries, vectors, .. } = shape;
+    if entries % 64 != 0 {
+        return portable::vq_tables_fast(codebooks, shape, x, scratch, planes, scales);
+    }
+    assert!(codebooks.len() >= shape.codebook_len() && x.len() >= vectors * VQ_DIM);
+    assert!(planes.len() == shape.fast_len() && scales.len() == shape.fast_blocks());
+    // Lane i of the register k of four goes to byte 16k + i; the words of two registers are interleaved before.
+    let mut positions = [0u8; 64];
+    for (j, position) in positions.iter_mut().enumerate() {
+        *position = (j / 32 * 64 + j / 16 % 2 * 2 + j % 16 * 4) as u8;
+    }
+    let low = load(&positions, 0);
+    let high = _mm512_add_epi8(low, _mm512_set1_epi8(1));
+    let blocks = planes.chunks_mut(2 * FAST_VECTORS * stages * entries).zip(scales);
+    for ((planes, scale), x) in blocks.zip(x.chunks(FAST_VECTORS * VQ_DIM)) {
+        let tables = &mut scratch[..planes.len() / 2];
+        vq_tables(codebooks, shape, x, tables);
+        let factor;
+        (*scale, factor) = portable::fast_unit(largest(tables));
+        if scale.is_nan() {
+            tables.fill(0.0);
+        }
+        let (factor, round) = (_mm512_set1_ps(factor), _mm512_set1_ps(portable::ROUND));
+        let bits = |tables: &[f32], at: usize| {
+            let rounded = _mm512_add_ps(_mm512_mul_ps(load_ps(tables, at), factor), round);
+            _mm512_castps_si512(rounded)
+        };
+        let words = |tables: &[f32], at: usize| {
+            let upper = _mm512_slli_epi32::<16>(bits(tables, at + 16));
+            _mm512_mask_blend_epi16(0xaaaa_aaaa, bits(tables, at), upper)
+        };
+        for (planes, table) in planes.chunks_exact_mut(2 * entries).zip(tables.chunks_exact(entries)) {
+            let (lows, highs) = planes.split_at_mut(entries);
+            let rows = lows.as_chunks_mut::<64>().0.iter_mut().zip(highs.as_chunks_mut::<64>().0);
+            for ((lows, highs), table) in rows.zip(table.as_chunks::<64>().0) {
+                let (first, second) = (words(table, 0), words(table, 32));
+                let bias = _mm512_set1_epi8(-128);
+                let high = _mm512_xor_si512(_mm512_permutex2var_epi8(first, high, second), bias);
+                // SAFETY: both have a register's 64 bytes.
+                unsafe {
+                    let low = _mm512_permutex2var_epi8(first, low, second);
+                    _mm512_storeu_si512(lows.as_mut_ptr().cast(), low);
+                    _mm512_storeu_si512(highs.as_mut_ptr().cast(), high);
+                }
+            }
+        }
+    }
+}
+
+/// The largest magnitude as bits; the number of elements is a multiple of 64.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn largest(tables: &[f32]) -> u32 {
+    let magnitude = _mm512_set1_epi32(0x7fff_ffff);
+    let mut largest = [_mm512_setzero_si512(); 4];
+    for tables in tables.as_chunks::<64>().0 {
+        for (i, largest) in largest.iter_mut().enumerate() {
+            let bits = _mm512_castps_si512(load_ps(tables, 16 * i));
+            *largest = _mm512_max_epu32(*largest, _mm512_and_si512(bits, magnitude));
+        }
+    }
+    let [a, b, c, d] = largest;
+    _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_max_epu32(a, b), _mm512_max_epu32(c, d)))
 }

@@ -160,6 +160,10 @@ static AVX512: Kernels = Kernels {
     // SAFETY: see above.
     rows_q4: |p, s, x, out| unsafe { avx512::rows_q4(p, s, x, out) },
     // SAFETY: see above.
+    vq_tables: |c, shape, x, t| unsafe { avx512::vq_tables(c, shape, x, t) },
+    // SAFETY: see above.
+    vq_tables_fast: |c, shape, x, t, p, s| unsafe { avx512::vq_tables_fast(c, shape, x, t, p, s) },
+    // SAFETY: see above.
     vq_rows_fast: |i, shape, s, t, out| unsafe { avx512::vq_rows_fast(i, shape, s, t, out) },
     // Compiled for AVX2 these are faster: the compiler turns their strided loads into shuffles otherwise.
     vq_rows: compiled_avx2::TABLE.vq_rows,

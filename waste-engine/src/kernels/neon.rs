@@ -100,16 +100,13 @@ pub(super) fn vq_rows_fast(
     out: &mut [f32],
 ) {
     portable::check_fast(indices, shape, scales, tables, out);
-    let kernel = match (shape.stages, shape.entries, shape.packed) {
-        (2, 256, false) => {
-            |i: &[u8], shape, s: &[u8], t, out: &mut [f32]| bytes::<2>(i, shape, s, t, out, load_pairs)
-        }
-        (3, 256, false) => {
-            |i: &[u8], shape, s: &[u8], t, out: &mut [f32]| bytes::<3>(i, shape, s, t, out, load_triples)
-        }
-        (4, 64, true) => packed,
-        _ => return portable::vq_rows_fast(indices, shape, scales, tables, out),
-    };
+    let kernel: fn(&[u8], VqShape, &[u8], FastTables, &mut [f32]) =
+        match (shape.stages, shape.entries, shape.packed) {
+            (2, 256, false) => |i, shape, s, t, out| bytes(i, shape, s, t, out, load_pairs),
+            (3, 256, false) => |i, shape, s, t, out| bytes(i, shape, s, t, out, load_triples),
+            (4, 64, true) => packed,
+            _ => return portable::vq_rows_fast(indices, shape, scales, tables, out),
+        };
     let blocks = indices.chunks(shape.block_bytes()).zip(scales.chunks(2 * VQ_BLOCK));
     for (out, (indices, scales)) in out.chunks_mut(VQ_BLOCK).zip(blocks) {
         kernel(indices, shape, scales, tables, out);

@@ -14,7 +14,7 @@ const FAST_MAX: f32 = 32767.0;
 /// A block whose entries are all below this counts as zero: its scale would not be a normal number.
 const FAST_TINY: f32 = 1e-30;
 /// Adding it leaves the nearest whole number, ties to even, in the low bits of the sum.
-const ROUND: f32 = 12_582_912.0;
+pub const ROUND: f32 = 12_582_912.0;
 /// Entries that go together when tables are built.
 const TILE: usize = 32;
 
@@ -243,16 +243,11 @@ pub fn vq_tables_fast(
         vq_tables(codebooks, shape, x, tables);
         // As whole numbers the magnitudes of floats keep their order, and NaN is the largest.
         let largest = tables.iter().fold(0, |m, t| m.max(t.to_bits() & 0x7fff_ffff));
-        let largest = f32::from_bits(largest);
         let factor;
-        (*scale, factor) = if !largest.is_finite() {
+        (*scale, factor) = fast_unit(largest);
+        if scale.is_nan() {
             tables.fill(0.0);
-            (f32::NAN, 0.0)
-        } else if largest < FAST_TINY {
-            (0.0, 0.0)
-        } else {
-            (largest / FAST_MAX, FAST_MAX / largest)
-        };
+        }
         for (planes, table) in planes.chunks_exact_mut(2 * entries).zip(tables.chunks_exact(entries)) {
             let (low, high) = planes.split_at_mut(entries);
             for ((low, high), t) in low.iter_mut().zip(high).zip(table) {
@@ -261,6 +256,19 @@ pub fn vq_tables_fast(
                 *high = (bits >> 8) as u8 ^ 0x80;
             }
         }
+    }
+}
+
+/// The scale and its inverse of a block whose largest magnitude has these bits.
+#[inline(always)]
+pub fn fast_unit(largest: u32) -> (f32, f32) {
+    let largest = f32::from_bits(largest);
+    if !largest.is_finite() {
+        (f32::NAN, 0.0)
+    } else if largest < FAST_TINY {
+        (0.0, 0.0)
+    } else {
+        (largest / FAST_MAX, FAST_MAX / largest)
     }
 }
 
