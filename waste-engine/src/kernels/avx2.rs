@@ -29,20 +29,20 @@ fn load_half(bytes: &[u8], at: usize) -> __m128i {
     unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
 }
 
-/// Takes every `S`-th byte of `16 · S` bytes in each half of the registers.
-struct Pull<const S: usize> {
-    positions: [[__m256i; S]; S],
+/// Takes every third byte of 48 bytes in each half of the registers.
+struct Pull {
+    positions: [[__m256i; 3]; 3],
 }
 
-impl<const S: usize> Pull<S> {
+impl Pull {
     #[inline]
     #[target_feature(enable = "avx2")]
     fn new() -> Self {
-        let positions = std::array::from_fn(|stage| {
+        let positions = std::array::from_fn(|first| {
             std::array::from_fn(|register| {
                 let mut positions = [0x80u8; 32];
                 for (lane, position) in positions.iter_mut().enumerate() {
-                    let byte = lane % 16 * S + stage;
+                    let byte = lane % 16 * 3 + first;
                     if byte / 16 == register {
                         *position = (byte % 16) as u8;
                     }
@@ -53,20 +53,22 @@ impl<const S: usize> Pull<S> {
         Pull { positions }
     }
 
-    /// The `S` bytes of each of 32 rows.
+    /// The four 6-bit fields of the three bytes of each of 32 rows.
     #[inline]
     #[target_feature(enable = "avx2")]
-    fn rows(&self, bytes: &[u8]) -> [__m256i; S] {
-        let raw: [__m256i; S] = std::array::from_fn(|i| {
-            _mm256_set_m128i(load_half(bytes, 16 * (S + i)), load_half(bytes, 16 * i))
+    fn fields(&self, bytes: &[u8]) -> [__m256i; 4] {
+        let raw: [__m256i; 3] = std::array::from_fn(|i| {
+            _mm256_set_m128i(load_half(bytes, 48 + 16 * i), load_half(bytes, 16 * i))
         });
-        std::array::from_fn(|stage| {
-            let mut all = _mm256_setzero_si256();
-            for (raw, positions) in raw.into_iter().zip(self.positions[stage]) {
-                all = _mm256_or_si256(all, _mm256_shuffle_epi8(raw, positions));
-            }
-            all
-        })
+        let [x, y, z] = self.positions.map(|positions| {
+            let [a, b, c] = [0, 1, 2].map(|i| _mm256_shuffle_epi8(raw[i], positions[i]));
+            _mm256_or_si256(_mm256_or_si256(a, b), c)
+        });
+        let (two_bits, four_bits) = (_mm256_set1_epi8(0x03), _mm256_set1_epi8(0x0f));
+        let second = select(two_bits, _mm256_srli_epi16::<6>(x), _mm256_slli_epi16::<2>(y));
+        let third = select(four_bits, _mm256_srli_epi16::<4>(y), _mm256_slli_epi16::<4>(z));
+        let six_bits = _mm256_set1_epi8(0x3f);
+        [x, second, third, _mm256_srli_epi16::<2>(z)].map(|field| _mm256_and_si256(field, six_bits))
     }
 }
 
@@ -168,25 +170,25 @@ fn chain(plane: &[u8], chain: &mut [u8]) {
     }
 }
 
-/// `tables[index]` for `N` byte tables of `16 · LINKS` entries, given as [`chain`]s, and 32 indices below 128.
+/// `low[index]` and `high[index]` for two tables of 64 entries, given as [`chain`]s, and 2 × 32 indices below 64.
 ///
 /// `pshufb` finds an entry among 16 by an index's low bits, and gives 0 where the top bit is set: where less than
 /// the place of the 16 has been reached. The entry is the xor of all it finds.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn look_up<const LINKS: usize, const N: usize>(tables: [&[u8]; N], mut index: __m256i) -> [__m256i; N] {
-    for table in tables {
-        assert!(table.len() == 16 * LINKS);
-    }
-    let mut found = [_mm256_setzero_si256(); N];
-    for link in 0..LINKS {
-        for n in 0..N {
-            // SAFETY: a table has 16 · LINKS entries.
-            let table = unsafe { _mm_loadu_si128(tables[n].as_ptr().add(16 * link).cast()) };
-            let entries = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), index);
-            found[n] = _mm256_xor_si256(found[n], entries);
+fn look_up(low: &[u8; 64], high: &[u8; 64], index: [__m256i; 2]) -> [[__m256i; 2]; 2] {
+    let mut index = index;
+    let mut found = [[_mm256_setzero_si256(); 2]; 2];
+    for link in 0..4 {
+        let low = _mm256_broadcastsi128_si256(load_half(low, 16 * link));
+        let high = _mm256_broadcastsi128_si256(load_half(high, 16 * link));
+        for half in 0..2 {
+            if link > 0 {
+                index[half] = _mm256_sub_epi8(index[half], _mm256_set1_epi8(16));
+            }
+            found[half][0] = _mm256_xor_si256(found[half][0], _mm256_shuffle_epi8(low, index[half]));
+            found[half][1] = _mm256_xor_si256(found[half][1], _mm256_shuffle_epi8(high, index[half]));
         }
-        index = _mm256_sub_epi8(index, _mm256_set1_epi8(16));
     }
     found
 }
@@ -201,79 +203,22 @@ pub(super) fn vq_rows_fast(
     out: &mut [f32],
 ) {
     portable::check_fast(indices, shape, scales, tables, out);
-    macro_rules! groups {
-        ($kernel:expr) => {{
-            let groups = indices.chunks(BLOCKS * shape.block_bytes());
-            let groups = groups.zip(scales.chunks(2 * BLOCKS * VQ_BLOCK));
-            for (out, (indices, scales)) in out.chunks_mut(BLOCKS * VQ_BLOCK).zip(groups) {
-                $kernel(indices, shape, scales, tables, out);
-            }
-        }};
+    // For 256 entries 16 permutes a plane are slower than the loads of the portable loop.
+    if (shape.stages, shape.entries, shape.packed) != (4, 64, true) {
+        return portable::vq_rows_fast(indices, shape, scales, tables, out);
     }
-    match (shape.stages, shape.entries, shape.packed) {
-        (2, 256, false) => groups!(bytes::<2>),
-        (3, 256, false) => groups!(bytes::<3>),
-        (4, 64, true) => groups!(packed),
-        _ => portable::vq_rows_fast(indices, shape, scales, tables, out),
-    }
-}
-
-/// Up to [`BLOCKS`] blocks of rows with an index of one byte for each of `S` stages of 256 entries.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn bytes<const S: usize>(indices: &[u8], shape: VqShape, scales: &[u8], tables: FastTables, out: &mut [f32]) {
-    let (pull, low_bits) = (Pull::<S>::new(), _mm256_set1_epi8(0x7f));
-    let mut sums = [RowSums::zero(); 2 * BLOCKS];
-    let sums = &mut sums[..2 * out.len().div_ceil(VQ_BLOCK)];
-    let mut chains = [[[0u8; 256]; 2]; S];
-    let mut v = 0;
-    for (planes, &scale) in tables.planes.chunks(FAST_VECTORS * S * 512).zip(tables.scales) {
-        let vectors = planes.len() / (S * 512);
-        for planes in planes.chunks_exact(S * 512) {
-            for (chains, planes) in chains.iter_mut().zip(planes.chunks_exact(512)) {
-                // The second 128 entries as what they differ by from the first.
-                for (chains, plane) in chains.iter_mut().zip(planes.chunks_exact(256)) {
-                    let (lower, upper) = chains.split_at_mut(128);
-                    chain(&plane[..128], lower);
-                    chain(&plane[128..], upper);
-                    for (upper, lower) in upper.iter_mut().zip(lower) {
-                        *upper ^= *lower;
-                    }
-                }
-            }
-            for (g, sums) in sums.iter_mut().enumerate() {
-                let at = g / 2 * shape.block_bytes() + (v * VQ_BLOCK + g % 2 * ROWS) * S;
-                prefetch(indices, at + PREFETCH);
-                let index = pull.rows(&indices[at..at + ROWS * S]);
-                for (index, [low, high]) in index.into_iter().zip(&chains) {
-                    let upper_half = _mm256_cmpgt_epi8(_mm256_setzero_si256(), index);
-                    let tables = [&low[..128], &low[128..], &high[..128], &high[128..]];
-                    let found = look_up::<8, 4>(tables, _mm256_and_si256(index, low_bits));
-                    let low = _mm256_xor_si256(found[0], _mm256_and_si256(found[1], upper_half));
-                    let high = _mm256_xor_si256(found[2], _mm256_and_si256(found[3], upper_half));
-                    sums.low.add(low);
-                    sums.high.add(high);
-                }
-            }
-            v += 1;
-        }
-        for sums in &mut *sums {
-            sums.finish(vectors * S, scale);
-        }
-    }
-    let rows = out.chunks_mut(ROWS).zip(scales.chunks(2 * ROWS));
-    for (sums, (out, scales)) in sums.iter().zip(rows) {
-        sums.store(scales, out);
+    let groups = indices.chunks(BLOCKS * shape.block_bytes()).zip(scales.chunks(2 * BLOCKS * VQ_BLOCK));
+    for (out, (indices, scales)) in out.chunks_mut(BLOCKS * VQ_BLOCK).zip(groups) {
+        packed(indices, shape, scales, tables, out);
     }
 }
 
 /// Up to [`BLOCKS`] blocks of rows with four indices of 6 bits in three bytes.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn packed(indices: &[u8], shape: VqShape, scales: &[u8], tables: FastTables, out: &mut [f32]) {
-    let pull = Pull::<3>::new();
-    let (six_bits, two_bits, four_bits) =
-        (_mm256_set1_epi8(0x3f), _mm256_set1_epi8(0x03), _mm256_set1_epi8(0x0f));
-    let mut sums = [RowSums::zero(); 2 * BLOCKS];
-    let sums = &mut sums[..2 * out.len().div_ceil(VQ_BLOCK)];
+    let pull = Pull::new();
+    let mut sums = [[RowSums::zero(); 2]; BLOCKS];
+    let sums = &mut sums[..out.len().div_ceil(VQ_BLOCK)];
     let mut chains = [[[0u8; 64]; 2]; 4];
     let mut v = 0;
     for (planes, &scale) in tables.planes.chunks(FAST_VECTORS * 512).zip(tables.scales) {
@@ -283,27 +228,30 @@ fn packed(indices: &[u8], shape: VqShape, scales: &[u8], tables: FastTables, out
                 chain(&planes[..64], &mut chains[0]);
                 chain(&planes[64..], &mut chains[1]);
             }
-            for (g, sums) in sums.iter_mut().enumerate() {
-                let at = g / 2 * shape.block_bytes() + (v * VQ_BLOCK + g % 2 * ROWS) * 3;
-                prefetch(indices, at + PREFETCH);
-                let [x, y, z] = pull.rows(&indices[at..at + ROWS * 3]);
-                let second = select(two_bits, _mm256_srli_epi16::<6>(x), _mm256_slli_epi16::<2>(y));
-                let third = select(four_bits, _mm256_srli_epi16::<4>(y), _mm256_slli_epi16::<4>(z));
-                let index = [x, second, third, _mm256_srli_epi16::<2>(z)];
-                for (index, [low, high]) in index.into_iter().zip(&chains) {
-                    let found = look_up::<4, 2>([&low[..], &high[..]], _mm256_and_si256(index, six_bits));
-                    sums.low.add(found[0]);
-                    sums.high.add(found[1]);
+            for (b, sums) in sums.iter_mut().enumerate() {
+                let at = b * shape.block_bytes() + v * VQ_BLOCK * 3;
+                for line in 0..3 {
+                    prefetch(indices, at + PREFETCH + 64 * line);
+                }
+                let rows = &indices[at..at + VQ_BLOCK * 3];
+                let (first, second) = rows.split_at(ROWS * 3);
+                let index = [pull.fields(first), pull.fields(second)];
+                for (s, [low, high]) in chains.iter().enumerate() {
+                    let found = look_up(low, high, [index[0][s], index[1][s]]);
+                    for half in 0..2 {
+                        sums[half].low.add(found[half][0]);
+                        sums[half].high.add(found[half][1]);
+                    }
                 }
             }
             v += 1;
         }
-        for sums in &mut *sums {
+        for sums in sums.as_flattened_mut() {
             sums.finish(vectors * 4, scale);
         }
     }
     let rows = out.chunks_mut(ROWS).zip(scales.chunks(2 * ROWS));
-    for (sums, (out, scales)) in sums.iter().zip(rows) {
+    for (sums, (out, scales)) in sums.as_flattened().iter().zip(rows) {
         sums.store(scales, out);
     }
 }

@@ -9,6 +9,8 @@ pub const VQ_BLOCK: usize = 64;
 /// Vectors of the quantised tables that share one scale.
 pub const FAST_VECTORS: usize = 32;
 
+/// Blocks of rows that pass over a vector's quantised tables together.
+const FAST_BLOCKS: usize = 8;
 /// Largest magnitude of a quantised table entry.
 const FAST_MAX: f32 = 32767.0;
 /// A block whose entries are all below this counts as zero: its scale would not be a normal number.
@@ -301,7 +303,11 @@ pub fn vq_rows_fast(indices: &[u8], shape: VqShape, scales: &[u8], tables: FastT
 /// The lengths every version of [`vq_rows_fast`] relies on, and the largest sum: 8 stages × 32 vectors × 255 < 2¹⁶.
 #[inline(always)]
 pub fn check_fast(indices: &[u8], shape: VqShape, scales: &[u8], tables: FastTables, out: &[f32]) {
-    assert!(shape.stages <= 8 && (!shape.packed || shape.stages <= 4 && shape.entries >= 64));
+    assert!(
+        shape.stages <= 8
+            && shape.entries <= 256
+            && (!shape.packed || shape.stages <= 4 && shape.entries >= 64)
+    );
     assert!(indices.len() >= out.len().div_ceil(VQ_BLOCK) * shape.block_bytes());
     assert!(scales.len() >= 2 * out.len());
     assert!(tables.planes.len() == shape.fast_len() && tables.scales.len() == shape.fast_blocks());
@@ -309,30 +315,42 @@ pub fn check_fast(indices: &[u8], shape: VqShape, scales: &[u8], tables: FastTab
 
 #[inline(always)]
 fn rows_by_planes(shape: VqShape, indices: &[u8], scales: &[u8], tables: FastTables, out: &mut [f32]) {
-    let (entries, bytes) = (shape.entries, shape.index_bytes());
-    let per_vector = 2 * shape.stages * entries;
-    let blocks = indices.chunks_exact(shape.block_bytes());
-    for ((out, scales), block) in out.chunks_mut(VQ_BLOCK).zip(scales.chunks(2 * VQ_BLOCK)).zip(blocks) {
-        let mut acc = [0.0f32; VQ_BLOCK];
-        let planes = tables.planes.chunks(FAST_VECTORS * per_vector);
-        let blocks = planes.zip(tables.scales).zip(block.chunks(FAST_VECTORS * VQ_BLOCK * bytes));
-        for ((planes, scale), block) in blocks {
-            let mut sums = [0i32; VQ_BLOCK];
-            for (table, rows) in planes.chunks_exact(per_vector).zip(block.chunks_exact(VQ_BLOCK * bytes)) {
-                for (sum, index) in sums.iter_mut().zip(rows.chunks_exact(bytes)) {
-                    let indices = shape.indices(index);
-                    for s in 0..shape.stages {
-                        let stage = &table[2 * s * entries..][..2 * entries];
-                        let (low, high) = (stage[indices[s]], stage[entries + indices[s]]);
-                        *sum += i32::from(u16::from_le_bytes([low, high])) - 32768;
+    let per_vector = shape.stages * shape.entries;
+    let (bytes, block_bytes) = (shape.index_bytes(), shape.block_bytes());
+    let groups = indices.chunks(FAST_BLOCKS * block_bytes).zip(scales.chunks(2 * FAST_BLOCKS * VQ_BLOCK));
+    for (out, (indices, scales)) in out.chunks_mut(FAST_BLOCKS * VQ_BLOCK).zip(groups) {
+        let blocks = out.len().div_ceil(VQ_BLOCK);
+        let mut acc = [[0.0f32; VQ_BLOCK]; FAST_BLOCKS];
+        let mut v = 0;
+        for (planes, scale) in tables.planes.chunks(2 * FAST_VECTORS * per_vector).zip(tables.scales) {
+            let mut sums = [[0i32; VQ_BLOCK]; FAST_BLOCKS];
+            for planes in planes.chunks_exact(2 * per_vector) {
+                // A vector's tables are joined to whole numbers for several blocks of rows at once.
+                let mut table = [[0i32; 256]; 8];
+                for (table, planes) in table.iter_mut().zip(planes.chunks_exact(2 * shape.entries)) {
+                    let (low, high) = planes.split_at(shape.entries);
+                    for ((entry, &low), &high) in table.iter_mut().zip(low).zip(high) {
+                        *entry = i32::from(u16::from_le_bytes([low, high])) - 32768;
                     }
                 }
+                for (b, sums) in sums.iter_mut().enumerate().take(blocks) {
+                    let rows = &indices[b * block_bytes + v * VQ_BLOCK * bytes..][..VQ_BLOCK * bytes];
+                    for (sum, index) in sums.iter_mut().zip(rows.chunks_exact(bytes)) {
+                        let indices = shape.indices(index);
+                        for s in 0..shape.stages {
+                            *sum += table[s][indices[s]];
+                        }
+                    }
+                }
+                v += 1;
             }
-            for (acc, sum) in acc.iter_mut().zip(sums) {
-                *acc = (sum as f32).mul_add(*scale, *acc);
+            for (acc, sums) in acc.iter_mut().zip(sums) {
+                for (acc, sum) in acc.iter_mut().zip(sums) {
+                    *acc = (sum as f32).mul_add(*scale, *acc);
+                }
             }
         }
-        scale_rows(&acc, scales, out);
+        scale_rows(acc.as_flattened(), scales, out);
     }
 }
 
