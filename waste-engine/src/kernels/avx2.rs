@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::portable::{self, FAST_VECTORS, FastTables, GROUP, VQ_BLOCK, VqShape};
+use super::portable::{self, FAST_VECTORS, FastTables, GROUP, VQ_BLOCK, VQ_DIM, VqShape};
 use super::x86::{PREFETCH, prefetch};
 
 /// Blocks of rows that pass over a vector's tables together.
@@ -376,4 +376,58 @@ pub(super) fn rows_q4(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]
 pub(super) fn rows_q8(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]) {
     let group = |bytes: &[u8], x: &[f32; GROUP]| dot_bytes(&bytes.as_chunks::<GROUP>().0[0], x);
     rows_grouped(GROUP, payload, scales, x, out, group, portable::last_q8);
+}
+
+/// See [`Kernels::vq_expand`](super::Kernels::vq_expand).
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn vq_expand(
+    block: &[u8],
+    shape: VqShape,
+    first: usize,
+    scales: &[u8],
+    codebooks: &[f32],
+    out: &mut [f32],
+) {
+    match (shape.stages, shape.entries, shape.packed) {
+        (2, 256, false) => expand::<2>(block, shape, first, scales, codebooks, out),
+        (3, 256, false) => expand::<3>(block, shape, first, scales, codebooks, out),
+        (4, 64, true) => expand::<4>(block, shape, first, scales, codebooks, out),
+        _ => portable::vq_expand(block, shape, first, scales, codebooks, out),
+    }
+}
+
+/// [`vq_expand`] for `S` stages of 256 entries, or four of 64, packed.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn expand<const S: usize>(
+    block: &[u8],
+    shape: VqShape,
+    first: usize,
+    scales: &[u8],
+    codebooks: &[f32],
+    out: &mut [f32],
+) {
+    let (bytes, entries) = if S == 4 { (3, 64) } else { (S, 256) };
+    let row_len = shape.vectors * VQ_DIM;
+    assert!(codebooks.len() >= S * entries * VQ_DIM && scales.len() >= out.len() / row_len * 2);
+    assert!(block.len() >= shape.block_bytes() && first + out.len() / row_len <= VQ_BLOCK);
+    for (r, (row, scale)) in out.chunks_exact_mut(row_len).zip(scales.as_chunks::<2>().0).enumerate() {
+        let scale = widen_half(u16::from_le_bytes(*scale));
+        for (v, out) in row.as_chunks_mut::<VQ_DIM>().0.iter_mut().enumerate() {
+            let i = &block[(v * VQ_BLOCK + first + r) * bytes..][..bytes];
+            let mut sum = _mm256_setzero_ps();
+            for s in 0..S {
+                let index = match S {
+                    4 => u32::from_le_bytes([i[0], i[1], i[2], 0]) as usize >> (6 * s) & 63,
+                    _ => usize::from(i[s]),
+                };
+                // SAFETY: an index names one of `entries` entries, and the codebooks have as many for each stage.
+                let entry = unsafe { codebooks.as_ptr().add((s * entries + index) * VQ_DIM) };
+                // SAFETY: as above; an entry is 8 floats.
+                sum = _mm256_add_ps(sum, unsafe { _mm256_loadu_ps(entry) });
+            }
+            // SAFETY: the chunk has the register's 8 lanes.
+            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), _mm256_mul_ps(scale, sum)) };
+        }
+    }
 }

@@ -560,3 +560,48 @@ fn largest(tables: &[f32]) -> u32 {
     let [a, b, c, d] = largest;
     _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_max_epu32(a, b), _mm512_max_epu32(c, d)))
 }
+
+/// See [`Kernels::vq_rows`](super::Kernels::vq_rows): for packed indices, whose tables fit registers.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c")]
+pub(super) fn vq_rows_packed(indices: &[u8], shape: VqShape, scales: &[u8], tables: &[f32], out: &mut [f32]) {
+    let blocks = indices.chunks_exact(shape.block_bytes());
+    // Dword r is the three bytes of row r.
+    let mut positions = [0u8; 64];
+    for (i, position) in positions.iter_mut().enumerate() {
+        *position = (i / 4 * 3 + i % 4) as u8;
+    }
+    let positions = load(&positions, 0);
+    for ((out, scales), block) in out.chunks_mut(VQ_BLOCK).zip(scales.chunks(2 * VQ_BLOCK)).zip(blocks) {
+        let mut acc = [_mm512_setzero_ps(); 4];
+        for (table, rows) in tables.as_chunks::<256>().0.iter().zip(block.as_chunks::<192>().0) {
+            let words: [__m512i; 4] = std::array::from_fn(|g| {
+                // SAFETY: the mask has a bit for each of 16 rows' 48 bytes.
+                let rows =
+                    unsafe { _mm512_maskz_loadu_epi8((1 << 48) - 1, rows.as_ptr().add(48 * g).cast()) };
+                _mm512_permutexvar_epi8(positions, rows)
+            });
+            let mut sums = [_mm512_setzero_ps(); 4];
+            for s in 0..4 {
+                let entries: [__m512; 4] = std::array::from_fn(|i| load_ps(table, 64 * s + 16 * i));
+                let (field, top) = (_mm512_set1_epi32(6 * s as i32), _mm512_set1_epi32(26 - 6 * s as i32));
+                for g in 0..4 {
+                    // `vpermi2ps` looks at the lower five bits; the sixth, moved to the sign, chooses.
+                    let index = _mm512_srlv_epi32(words[g], field);
+                    let upper = _mm512_movepi32_mask(_mm512_sllv_epi32(words[g], top));
+                    let low = _mm512_permutex2var_ps(entries[0], index, entries[1]);
+                    let high = _mm512_permutex2var_ps(entries[2], index, entries[3]);
+                    sums[g] = _mm512_add_ps(sums[g], _mm512_mask_blend_ps(upper, low, high));
+                }
+            }
+            for g in 0..4 {
+                acc[g] = _mm512_add_ps(acc[g], sums[g]);
+            }
+        }
+        let mut rows = [0.0; VQ_BLOCK];
+        for (rows, acc) in rows.as_chunks_mut::<16>().0.iter_mut().zip(acc) {
+            // SAFETY: the chunk has the register's 16 lanes.
+            unsafe { _mm512_storeu_ps(rows.as_mut_ptr(), acc) };
+        }
+        portable::scale_rows(&rows, scales, out);
+    }
+}

@@ -148,6 +148,8 @@ static AVX2: Kernels = Kernels {
     rows_q4: |p, s, x, out| unsafe { avx2::rows_q4(p, s, x, out) },
     // SAFETY: see above.
     vq_rows_fast: |i, shape, s, t, out| unsafe { avx2::vq_rows_fast(i, shape, s, t, out) },
+    // SAFETY: see above.
+    vq_expand: |b, shape, f, s, c, out| unsafe { avx2::vq_expand(b, shape, f, s, c, out) },
     ..compiled_avx2::TABLE
 };
 
@@ -165,9 +167,13 @@ static AVX512: Kernels = Kernels {
     vq_tables_fast: |c, shape, x, t, p, s| unsafe { avx512::vq_tables_fast(c, shape, x, t, p, s) },
     // SAFETY: see above.
     vq_rows_fast: |i, shape, s, t, out| unsafe { avx512::vq_rows_fast(i, shape, s, t, out) },
-    // Compiled for AVX2 these are faster: the compiler turns their strided loads into shuffles otherwise.
-    vq_rows: compiled_avx2::TABLE.vq_rows,
-    vq_expand: compiled_avx2::TABLE.vq_expand,
+    vq_expand: AVX2.vq_expand,
+    vq_rows: |i, shape, s, t, out| match (shape.stages, shape.entries, shape.packed) {
+        // SAFETY: see above.
+        (4, 64, true) => unsafe { avx512::vq_rows_packed(i, shape, s, t, out) },
+        // Compiled for AVX2 it is faster: the compiler turns the strided loads into shuffles otherwise.
+        _ => (compiled_avx2::TABLE.vq_rows)(i, shape, s, t, out),
+    },
     ..compiled_avx512::TABLE
 };
 
