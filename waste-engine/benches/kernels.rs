@@ -8,6 +8,7 @@ use std::cell::Cell;
 
 use divan::counter::{BytesCount, ItemsCount};
 use divan::{Bencher, black_box};
+use rayon::prelude::*;
 use waste_common::quant::half;
 use waste_engine::kernels::Kernels;
 use waste_engine::kernels::portable::{FastTables, KdaHead, VqShape};
@@ -18,7 +19,7 @@ const PROJECTION: usize = 4096;
 const HEAD: usize = 128;
 const VQ3R: VqShape = VqShape { stages: 3, entries: 256, packed: false, vectors: HIDDEN / 8 };
 const VQ4P: VqShape = VqShape { stages: 4, entries: 64, packed: true, vectors: HIDDEN / 8 };
-/// More than any cache that is a core's own.
+/// More than the caches that are a core's own; a large shared one may still hold it.
 const MEMORY: usize = 256 << 20;
 
 fn main() {
@@ -256,21 +257,45 @@ mod fast {
 mod trunk {
     use super::*;
 
-    /// What memory gives: a sum over it.
+    fn sum(words: &[u64]) -> u64 {
+        let mut sums = [0u64; 8];
+        for chunk in words.as_chunks::<8>().0 {
+            for (sum, word) in sums.iter_mut().zip(chunk) {
+                *sum = sum.wrapping_add(*word);
+            }
+        }
+        sums.iter().fold(0, |all, sum| all.wrapping_add(*sum))
+    }
+
+    /// What memory gives one core: a sum over it.
     #[divan::bench]
     fn memory_read(bencher: Bencher) {
         let words: Vec<u64> = vec![1; MEMORY / 8];
-        let parts = Cell::new(0);
-        bencher.counter(BytesCount::new(8usize << 20)).bench_local(|| {
-            let at = parts.get();
-            parts.set((at + (1 << 20)) % words.len());
-            let mut sums = [0u64; 64];
-            for chunk in words[at..at + (1 << 20)].chunks_exact(64) {
-                for (sum, word) in sums.iter_mut().zip(chunk) {
-                    *sum = sum.wrapping_add(*word);
-                }
-            }
-            sums
+        bencher.counter(BytesCount::new(MEMORY)).bench_local(|| sum(black_box(&words)));
+    }
+
+    /// What memory gives all cores.
+    #[divan::bench]
+    fn memory_read_all_cores(bencher: Bencher) {
+        let words: Vec<u64> = vec![1; MEMORY / 8];
+        let add = |a: u64, b: u64| a.wrapping_add(b);
+        bencher
+            .counter(BytesCount::new(MEMORY))
+            .bench_local(|| words.par_chunks(1 << 17).map(sum).reduce(|| 0, add));
+    }
+
+    /// A stack of projections on all cores, in shares of 64 rows.
+    #[divan::bench(args = fused())]
+    fn q4_memory_all_cores(bencher: Bencher, set: &str) {
+        let kernels = Kernels::named(set).unwrap();
+        let rows = MEMORY / (HIDDEN / 2) / 64 * 64;
+        let payload = random_bytes(rows * HIDDEN / 2);
+        let scales = vec![half::f32_to_f16(0.01); rows * HIDDEN / 128];
+        let (x, mut out) = (noise(HIDDEN), vec![0.0; rows]);
+        bencher.counter(BytesCount::new(payload.len() + 2 * scales.len())).bench_local(|| {
+            let shares = payload.par_chunks(64 * HIDDEN / 2).zip(scales.par_chunks(64 * HIDDEN / 128));
+            let shares = shares.zip(out.par_chunks_mut(64));
+            shares.for_each(|((payload, scales), out)| (kernels.rows_q4)(payload, scales, &x, out));
         });
     }
 

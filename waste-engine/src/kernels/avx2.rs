@@ -279,7 +279,7 @@ fn widen_half(bits: u16) -> __m256 {
 fn dot_bytes(bytes: &[u8; GROUP], x: &[f32; GROUP]) -> [__m256; 2] {
     let mut sums = [_mm256_setzero_ps(); 2];
     for (bytes, x) in bytes.as_chunks::<16>().0.iter().zip(x.as_chunks::<16>().0) {
-        for half in 0..2 {
+        for (half, sum) in sums.iter_mut().enumerate() {
             // SAFETY: half a chunk is 8 bytes and 8 floats.
             let (bytes, x) = unsafe {
                 (
@@ -288,7 +288,7 @@ fn dot_bytes(bytes: &[u8; GROUP], x: &[f32; GROUP]) -> [__m256; 2] {
                 )
             };
             let w = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-            sums[half] = _mm256_fmadd_ps(w, x, sums[half]);
+            *sum = _mm256_fmadd_ps(w, x, *sum);
         }
     }
     sums

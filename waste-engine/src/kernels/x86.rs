@@ -10,7 +10,7 @@ pub(super) const PREFETCH: usize = 2048;
 #[inline(always)]
 pub(super) fn prefetch(bytes: &[u8], at: usize) {
     // SAFETY: a hint, which may name any address.
-    #[allow(unused_unsafe, reason = "an unsafe function before Rust 1.92")]
+    #[allow(unused_unsafe, reason = "an unsafe function for older compilers")]
     unsafe {
         _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at).cast());
     }
