@@ -139,7 +139,7 @@ kernel_table! {
     vq_expand: fn(block: &[u8], shape: portable::VqShape, first: usize, scales: &[u8], codebooks: &[f32], out: &mut [f32]);
 }
 
-// SAFETY of the three: the functions ask for no more than their table's features, which `Kernels::named` has seen.
+// What is written by hand asks for no more than its table's features, which `Kernels::named` has seen the CPU report.
 #[cfg(target_arch = "x86_64")]
 static AVX2: Kernels = Kernels {
     // SAFETY: see above.
