@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use waste_common::container::{ExpertFmt, ExpertQuant, Geometry};
 use waste_common::quant::{half, q3g, q4g, q8g, vq};
 use waste_common::tensors::ExpertKind;
-use waste_engine::kernels::portable::{KdaHead, RunningSoftmax, VqShape};
+use waste_engine::kernels::portable::{FastTables, KdaHead, RunningSoftmax, VqShape};
 use waste_engine::kernels::{Kernels, RowsQuant};
 
 /// Numbers in −1 .. 1 from a seed: splitmix64.
@@ -154,7 +154,7 @@ proptest! {
     }
 
     #[test]
-    fn vector_quantised_rows(rows in 1u64..150, vectors in 1u64..20, format in 0usize..4, seed: u64) {
+    fn vector_quantised_rows(rows in 1u64..400, vectors in 1u64..75, format in 0usize..4, seed: u64) {
         let (fmt, stages, entries) =
             [(ExpertFmt::Vq3r, 3, 256), (ExpertFmt::Vq2r, 2, 256), (ExpertFmt::Vq4p, 4, 64), (ExpertFmt::Vq3r, 3, 100)][format];
         let cols = 8 * vectors;
@@ -204,7 +204,55 @@ proptest! {
             (k.vq_rows)(&payload, shape, &scales, &tables, &mut out);
             out
         });
-        close(&found, &products(&truth, &x), 1e-4);
+        let products = products(&truth, &x);
+        close(&found, &products, 1e-4);
+
+        // 16-bit tables: half a unit an entry.
+        let fast = same_bits(|k| {
+            let (mut planes, mut units) = (vec![0; shape.fast_len()], vec![0.0; shape.fast_blocks()]);
+            let mut scratch = vec![f32::NAN; shape.fast_scratch_len()];
+            (k.vq_tables_fast)(&by_dimension, shape, &x, &mut scratch, &mut planes, &mut units);
+            let mut out = vec![0.0; rows as usize];
+            let tables = FastTables { planes: &planes, scales: &units };
+            (k.vq_rows_fast)(&payload, shape, &scales, tables, &mut out);
+            out.extend(units);
+            out.extend(planes.iter().map(|&byte| f32::from(byte)));
+            out
+        });
+        close(&fast[..rows as usize], &products, 2e-2);
+    }
+}
+
+#[test]
+fn tables_that_are_no_numbers_show_in_every_row() {
+    let shape = VqShape { stages: 3, entries: 256, packed: false, vectors: 40 };
+    let (books, indices) = (noise(1, shape.codebook_len()), vec![7u8; shape.block_bytes()]);
+    let scales: Vec<u8> = [0x3c00u16; 64].iter().flat_map(|s| s.to_le_bytes()).collect();
+    let run = |x: &[f32]| {
+        same_bits(|k| {
+            let (mut planes, mut units) = (vec![0; shape.fast_len()], vec![0.0; shape.fast_blocks()]);
+            let mut scratch = vec![0.0; shape.fast_scratch_len()];
+            (k.vq_tables_fast)(&books, shape, x, &mut scratch, &mut planes, &mut units);
+            let mut out = vec![0.0; 64];
+            (k.vq_rows_fast)(
+                &indices,
+                shape,
+                &scales,
+                FastTables { planes: &planes, scales: &units },
+                &mut out,
+            );
+            out
+        })
+    };
+    let mut x = noise(2, 320);
+    assert!(run(&x).iter().all(|y| y.is_finite()));
+    for bad in [f32::NAN, f32::INFINITY, f32::MAX] {
+        x[300] = bad;
+        assert!(run(&x).iter().all(|y| !y.is_finite() || bad == f32::MAX));
+    }
+    for tiny in [0.0, 1e-38, 1e-45] {
+        x.fill(tiny);
+        assert!(run(&x).iter().all(|&y| y == 0.0));
     }
 }
 

@@ -1,8 +1,9 @@
 //! The arithmetic of the engine, behind one table chosen once at open.
 //!
 //! [`portable`] defines every operation: 16 f32 lanes, fused multiply-add, a fixed reduction tree, one
-//! implementation of exp, sigmoid, tanh and softplus. The other sets are the same definition compiled for the
-//! instructions a CPU has, so every set gives the same bits.
+//! implementation of exp, sigmoid, tanh and softplus; whole numbers where tables are quantised. The other sets are the
+//! same definition compiled for the instructions a CPU has, single kernels written by hand for them; every set gives
+//! the same bits.
 #![allow(unsafe_code)]
 
 pub mod columns;
@@ -10,8 +11,16 @@ pub mod gemm;
 pub mod math;
 pub mod portable;
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
 use crate::error::EngineError;
-use columns::Columns;
 
 /// One matrix kernel over rows of f32 weights: `(weights [rows, cols], x [cols], out [rows])`.
 pub type RowsF32 = fn(&[f32], &[f32], &mut [f32]);
@@ -27,29 +36,41 @@ macro_rules! kernel_table {
         pub struct Kernels {
             /// `portable`, `avx2`, …
             pub name: &'static str,
-            /// Rows of f32 weights times tokens: `(weights [rows, cols], x [tokens, cols], cols, out [tokens, rows])`.
-            pub gemm: fn(&[f32], &[f32], usize, &mut Columns),
             $( $(#[$doc])* pub $kernel: fn($($type),*) $(-> $ret)?, )*
         }
 
-        static PORTABLE: Kernels = Kernels { name: "portable", gemm: gemm::gemm, $( $kernel: portable::$kernel, )* };
+        const PORTABLE: Kernels = Kernels { name: "portable", $( $kernel: portable::$kernel, )* };
 
         #[cfg(target_arch = "x86_64")]
-        mod avx2 {
-            use super::{Kernels, gemm::gemm_avx2, portable};
+        compiled! { compiled_avx2, "avx2", "avx2,fma,f16c", $( $kernel($($arg: $type),*) $(-> $ret)?; )* }
+        #[cfg(target_arch = "x86_64")]
+        compiled! {
+            compiled_avx512, "avx512", "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c",
+            $( $kernel($($arg: $type),*) $(-> $ret)?; )*
+        }
+    };
+}
+
+/// A set that is the portable source compiled for more instructions.
+#[cfg(target_arch = "x86_64")]
+macro_rules! compiled {
+    (
+        $module:ident, $name:literal, $features:literal,
+        $( $kernel:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)?; )*
+    ) => {
+        mod $module {
+            use super::{portable, Kernels};
 
             $(
-                #[target_feature(enable = "avx2,fma,f16c")]
+                #[target_feature(enable = $features)]
                 fn $kernel($($arg: $type),*) $(-> $ret)? {
                     portable::$kernel($($arg),*)
                 }
             )*
 
-            pub(super) static TABLE: Kernels = Kernels {
-                name: "avx2",
-                // SAFETY: as below.
-                gemm: |weights, x, cols, out| unsafe { gemm_avx2(weights, x, cols, out) },
-                // SAFETY: `Kernels::named` hands this table out only after it has seen the CPU report AVX2, FMA and F16C.
+            pub(super) const TABLE: Kernels = Kernels {
+                name: $name,
+                // SAFETY: `Kernels::named` hands this table out only after it has seen the CPU report these features.
                 $( $kernel: |$($arg),*| unsafe { self::$kernel($($arg),*) }, )*
             };
         }
@@ -59,6 +80,8 @@ macro_rules! kernel_table {
 kernel_table! {
     /// Dot products of rows of f32 weights with `x`.
     rows_f32: fn(weights: &[f32], x: &[f32], out: &mut [f32]);
+    /// Rows of f32 weights, [rows, cols], times tokens, [tokens, cols]; `out` is [tokens, rows].
+    gemm: fn(weights: &[f32], x: &[f32], cols: usize, out: &mut portable::Columns);
     /// Dot products of rows of f16 weights with `x`.
     rows_f16: fn(weights: &[u16], x: &[f32], out: &mut [f32]);
     /// f16 numbers as f32.
@@ -104,6 +127,23 @@ kernel_table! {
     vq_tables: fn(codebooks: &[f32], shape: portable::VqShape, x: &[f32], tables: &mut [f32]);
     /// Rows of a VQ matrix by table look-up; see [`portable::vq_rows`].
     vq_rows: fn(indices: &[u8], shape: portable::VqShape, scales: &[u8], tables: &[f32], out: &mut [f32]);
+    /// Quantised tables of one input, for [`Kernels::vq_rows_fast`]; see [`portable::vq_tables_fast`].
+    vq_tables_fast: fn(
+        codebooks: &[f32],
+        shape: portable::VqShape,
+        x: &[f32],
+        scratch: &mut [f32],
+        planes: &mut [u8],
+        scales: &mut [f32]
+    );
+    /// Rows of a VQ matrix by look-up in quantised tables; see [`portable::vq_rows_fast`].
+    vq_rows_fast: fn(
+        indices: &[u8],
+        shape: portable::VqShape,
+        scales: &[u8],
+        tables: portable::FastTables,
+        out: &mut [f32]
+    );
     /// Rows of a VQ matrix decoded to f32; see [`portable::vq_expand`].
     vq_expand: fn(block: &[u8], shape: portable::VqShape, first: usize, scales: &[u8], codebooks: &[f32], out: &mut [f32]);
     /// `x = x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))`.
@@ -112,10 +152,61 @@ kernel_table! {
     gelu_erf: fn(x: &mut [f32]);
 }
 
+// What is written by hand asks for no more than its table's features, which `Kernels::named` has seen the CPU report.
+#[cfg(target_arch = "x86_64")]
+static AVX2: Kernels = Kernels {
+    // SAFETY: see above.
+    gemm: |w, x, cols, out| unsafe { gemm::gemm_avx2(w, x, cols, out) },
+    // SAFETY: see above.
+    rows_q8: |p, s, x, out| unsafe { avx2::rows_q8(p, s, x, out) },
+    // SAFETY: see above.
+    rows_q4: |p, s, x, out| unsafe { avx2::rows_q4(p, s, x, out) },
+    // SAFETY: see above.
+    vq_rows_fast: |i, shape, s, t, out| unsafe { avx2::vq_rows_fast(i, shape, s, t, out) },
+    // SAFETY: see above.
+    vq_expand: |b, shape, f, s, c, out| unsafe { avx2::vq_expand(b, shape, f, s, c, out) },
+    ..compiled_avx2::TABLE
+};
+
+#[cfg(target_arch = "x86_64")]
+static AVX512: Kernels = Kernels {
+    // SAFETY: see above.
+    gemm: |w, x, cols, out| unsafe { gemm::gemm_avx512(w, x, cols, out) },
+    // SAFETY: see above.
+    rows_f32: |w, x, out| unsafe { avx512::rows_f32(w, x, out) },
+    // SAFETY: see above.
+    rows_q8: |p, s, x, out| unsafe { avx512::rows_q8(p, s, x, out) },
+    // SAFETY: see above.
+    rows_q4: |p, s, x, out| unsafe { avx512::rows_q4(p, s, x, out) },
+    // SAFETY: see above.
+    vq_tables: |c, shape, x, t| unsafe { avx512::vq_tables(c, shape, x, t) },
+    // SAFETY: see above.
+    vq_tables_fast: |c, shape, x, t, p, s| unsafe { avx512::vq_tables_fast(c, shape, x, t, p, s) },
+    // SAFETY: see above.
+    vq_rows_fast: |i, shape, s, t, out| unsafe { avx512::vq_rows_fast(i, shape, s, t, out) },
+    vq_expand: AVX2.vq_expand,
+    vq_rows: |i, shape, s, t, out| match (shape.stages, shape.entries, shape.packed) {
+        // SAFETY: see above.
+        (4, 64, true) => unsafe { avx512::vq_rows_packed(i, shape, s, t, out) },
+        // Compiled for AVX2 it is faster: the compiler turns the strided loads into shuffles otherwise.
+        _ => (compiled_avx2::TABLE.vq_rows)(i, shape, s, t, out),
+    },
+    ..compiled_avx512::TABLE
+};
+
+/// The portable source is already compiled for NEON there; what it gains from is written by hand.
+#[cfg(target_arch = "aarch64")]
+static NEON: Kernels = Kernels { name: "neon", vq_rows_fast: neon::vq_rows_fast, ..PORTABLE };
+
 impl Kernels {
-    /// Names that `WASTE_KERNELS` accepts in this build.
-    pub const NAMES: &'static [&'static str] =
-        if cfg!(target_arch = "x86_64") { &["portable", "avx2"] } else { &["portable"] };
+    /// Names that `WASTE_KERNELS` accepts in this build, the best last.
+    pub const NAMES: &'static [&'static str] = if cfg!(target_arch = "x86_64") {
+        &["portable", "avx2", "avx512"]
+    } else if cfg!(target_arch = "aarch64") {
+        &["portable", "neon"]
+    } else {
+        &["portable"]
+    };
 
     /// The best set this CPU can run.
     pub fn detect() -> &'static Kernels {
@@ -132,8 +223,23 @@ impl Kernels {
                 let can = is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c");
-                if can { Ok(&avx2::TABLE) } else { Err(refuse("this CPU lacks AVX2, FMA or F16C")) }
+                if can { Ok(&AVX2) } else { Err(refuse("this CPU lacks AVX2, FMA or F16C")) }
             }
+            #[cfg(target_arch = "x86_64")]
+            "avx512" => {
+                let can = is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vbmi")
+                    && is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c");
+                if can { Ok(&AVX512) } else { Err(refuse("this CPU lacks AVX-512 F, BW, VL, DQ or VBMI")) }
+            }
+            // Every 64-bit Arm CPU that Rust builds for has NEON.
+            #[cfg(target_arch = "aarch64")]
+            "neon" => Ok(&NEON),
             _ => Err(refuse(&format!("this build has {}", Self::NAMES.join(", ")))),
         }
     }

@@ -4,14 +4,17 @@ use waste_common::quant::half::f16_to_f32;
 
 use super::math;
 
+pub use super::columns::Columns;
+pub use super::gemm::gemm;
+
+mod vq;
+
+pub use vq::*;
+
 /// Lanes of every accumulation.
 const LANES: usize = 16;
 /// Group of the trunk's quantised formats.
-const GROUP: usize = 128;
-/// Dimensions of a VQ vector.
-pub const VQ_DIM: usize = 8;
-/// Rows of a block of VQ indices.
-pub const VQ_BLOCK: usize = 64;
+pub const GROUP: usize = 128;
 
 type Lanes = [f32; LANES];
 
@@ -141,24 +144,49 @@ fn rows_grouped(
 #[inline(always)]
 pub fn rows_q8(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]) {
     let stride = x.len().div_ceil(GROUP) * GROUP;
-    rows_grouped(stride, payload, scales, x, out, |row, g, values| {
-        for (value, &byte) in values.iter_mut().zip(&row[g * GROUP..(g + 1) * GROUP]) {
-            *value = f32::from(byte as i8);
-        }
-    });
+    rows_grouped(stride, payload, scales, x, out, |row, g, values| unpack_q8(&row[g * GROUP..], values));
+}
+
+#[inline(always)]
+fn unpack_q8(bytes: &[u8], values: &mut [f32; GROUP]) {
+    for (value, &byte) in values.iter_mut().zip(&bytes[..GROUP]) {
+        *value = f32::from(byte as i8);
+    }
+}
+
+/// The lanes of a Q8G row's last group, when it is shorter than others.
+#[inline(always)]
+pub fn last_q8(bytes: &[u8], x: &[f32]) -> [f32; 16] {
+    last_group(bytes, x, unpack_q8)
 }
 
 /// See [`Kernels::rows_q4`](super::Kernels::rows_q4).
 #[inline(always)]
 pub fn rows_q4(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]) {
     let stride = x.len().div_ceil(GROUP) * GROUP / 2;
-    rows_grouped(stride, payload, scales, x, out, |row, g, values| {
-        let bytes = &row[g * GROUP / 2..(g + 1) * GROUP / 2];
-        for (pair, &byte) in values.chunks_exact_mut(2).zip(bytes) {
-            pair[0] = f32::from((byte & 15) as i8 - 8);
-            pair[1] = f32::from((byte >> 4) as i8 - 8);
-        }
-    });
+    rows_grouped(stride, payload, scales, x, out, |row, g, values| unpack_q4(&row[g * GROUP / 2..], values));
+}
+
+#[inline(always)]
+fn unpack_q4(bytes: &[u8], values: &mut [f32; GROUP]) {
+    for (pair, &byte) in values.chunks_exact_mut(2).zip(&bytes[..GROUP / 2]) {
+        pair[0] = f32::from((byte & 15) as i8 - 8);
+        pair[1] = f32::from((byte >> 4) as i8 - 8);
+    }
+}
+
+/// The lanes of a Q4G row's last group, when it is shorter than others.
+#[inline(always)]
+pub fn last_q4(bytes: &[u8], x: &[f32]) -> [f32; 16] {
+    last_group(bytes, x, unpack_q4)
+}
+
+#[inline(always)]
+fn last_group(bytes: &[u8], x: &[f32], unpack: impl Fn(&[u8], &mut [f32; GROUP])) -> Lanes {
+    let (mut values, mut acc) = ([0.0; GROUP], [0.0; LANES]);
+    unpack(bytes, &mut values);
+    accumulate(&mut acc, &values[..x.len()], x);
+    acc
 }
 
 /// See [`Kernels::rows_q3`](super::Kernels::rows_q3).
@@ -352,189 +380,54 @@ pub struct KdaHead<'a> {
     pub beta: f32,
 }
 
+/// Columns of a KDA state that stay in registers while its rows pass.
+const KDA_COLUMNS: usize = 64;
+
 /// One step of the gated delta rule; `state` is [key, value]. The output must come in as scratch.
+///
+/// Columns do not depend on each other, so the state goes by in tiles of columns that fit the first cache.
 #[inline(always)]
 pub fn kda_step(state: &mut [f32], head: KdaHead, o: &mut [f32]) {
     let dim = o.len();
-    // `o` first holds what the decayed state predicts for the key, then the correction, then the output.
-    o.fill(0.0);
-    for ((row, decay), k) in state.chunks_exact_mut(dim).zip(head.decay).zip(head.k) {
-        for (s, o) in row.iter_mut().zip(o.iter_mut()) {
-            *s *= decay;
-            *o = k.mul_add(*s, *o);
-        }
-    }
-    for (o, v) in o.iter_mut().zip(head.v) {
-        *o = head.beta * (v - *o);
-    }
-    for (row, k) in state.chunks_exact_mut(dim).zip(head.k) {
-        for (s, u) in row.iter_mut().zip(o.iter()) {
-            *s = k.mul_add(*u, *s);
-        }
-    }
-    o.fill(0.0);
-    for (row, q) in state.chunks_exact(dim).zip(head.q) {
-        for (s, o) in row.iter().zip(o.iter_mut()) {
-            *o = q.mul_add(*s, *o);
-        }
-    }
-}
-
-/// How a VQ matrix is laid out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VqShape {
-    /// Codebooks summed for a vector.
-    pub stages: usize,
-    /// Entries of a codebook.
-    pub entries: usize,
-    /// Indices of 6 bits, four in three bytes, instead of a byte each.
-    pub packed: bool,
-    /// Vectors of a row: columns / 8.
-    pub vectors: usize,
-}
-
-impl VqShape {
-    /// Bytes of one vector's indices.
-    pub fn index_bytes(self) -> usize {
-        if self.packed { 3 } else { self.stages }
-    }
-
-    /// Bytes of a block of 64 rows.
-    pub fn block_bytes(self) -> usize {
-        self.vectors * VQ_BLOCK * self.index_bytes()
-    }
-
-    /// Elements of one input's tables.
-    pub fn table_len(self) -> usize {
-        self.vectors * self.stages * self.entries
-    }
-
-    /// Elements of one kind's codebooks.
-    pub fn codebook_len(self) -> usize {
-        self.stages * self.entries * VQ_DIM
-    }
-
-    #[inline(always)]
-    fn indices(self, bytes: &[u8]) -> [usize; 8] {
-        let mut indices = [0; 8];
-        if self.packed {
-            let word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0]);
-            for (s, index) in indices.iter_mut().take(4).enumerate() {
-                *index = (word >> (6 * s) & 63) as usize;
-            }
+    let mut first = 0;
+    while first < dim {
+        if dim - first >= KDA_COLUMNS {
+            kda_columns::<KDA_COLUMNS>(state, head, first, o);
+            first += KDA_COLUMNS;
+        } else if dim - first >= LANES {
+            kda_columns::<LANES>(state, head, first, o);
+            first += LANES;
         } else {
-            for (index, &byte) in indices.iter_mut().zip(bytes) {
-                *index = usize::from(byte);
-            }
-        }
-        indices
-    }
-}
-
-/// Builds `tables[v][stage][entry] = Σ_d codebook[stage][d][entry] · x[8v + d]`.
-///
-/// `codebooks` is [stages, 8, entries]: transposed, so that entries are the vector lanes.
-#[inline(always)]
-pub fn vq_tables(codebooks: &[f32], shape: VqShape, x: &[f32], tables: &mut [f32]) {
-    let stages = tables.chunks_exact_mut(shape.entries);
-    let pairs = x.chunks_exact(VQ_DIM).flat_map(|x| (0..shape.stages).map(move |s| (x, s)));
-    for (table, (x, s)) in stages.zip(pairs) {
-        let book = &codebooks[s * VQ_DIM * shape.entries..(s + 1) * VQ_DIM * shape.entries];
-        table.fill(0.0);
-        for (x, book) in x.iter().zip(book.chunks_exact(shape.entries)) {
-            for (t, c) in table.iter_mut().zip(book) {
-                *t = c.mul_add(*x, *t);
-            }
+            kda_columns::<1>(state, head, first, o);
+            first += 1;
         }
     }
 }
 
-/// Row blocks by table look-up: `out[r] = scale[r] · Σ_v (Σ_s tables[v][s][index[r, v, s]])`.
-///
-/// `indices` are whole blocks of 64 rows, `scales` the little-endian f16 of the rows in `out`, which may end
-/// inside the last block.
+/// Columns `first .. first + N`.
 #[inline(always)]
-pub fn vq_rows(indices: &[u8], shape: VqShape, scales: &[u8], tables: &[f32], out: &mut [f32]) {
-    // One copy of the loop per layout, so that the usual ones have constant strides.
-    match (shape.stages, shape.entries, shape.packed) {
-        (3, 256, false) => rows_by_table(
-            VqShape { stages: 3, entries: 256, packed: false, ..shape },
-            indices,
-            scales,
-            tables,
-            out,
-        ),
-        (2, 256, false) => rows_by_table(
-            VqShape { stages: 2, entries: 256, packed: false, ..shape },
-            indices,
-            scales,
-            tables,
-            out,
-        ),
-        (4, 64, true) => rows_by_table(
-            VqShape { stages: 4, entries: 64, packed: true, ..shape },
-            indices,
-            scales,
-            tables,
-            out,
-        ),
-        _ => rows_by_table(shape, indices, scales, tables, out),
-    }
-}
-
-#[inline(always)]
-fn rows_by_table(shape: VqShape, indices: &[u8], scales: &[u8], tables: &[f32], out: &mut [f32]) {
-    let per_vector = shape.stages * shape.entries;
-    let bytes = shape.index_bytes();
-    let blocks = indices.chunks_exact(shape.block_bytes());
-    for ((out, scales), block) in out.chunks_mut(VQ_BLOCK).zip(scales.chunks(2 * VQ_BLOCK)).zip(blocks) {
-        let mut acc = [0.0f32; VQ_BLOCK];
-        for (table, rows) in tables.chunks_exact(per_vector).zip(block.chunks_exact(VQ_BLOCK * bytes)) {
-            for (acc, index) in acc.iter_mut().zip(rows.chunks_exact(bytes)) {
-                let indices = shape.indices(index);
-                let mut sum = 0.0;
-                for s in 0..shape.stages {
-                    sum += table[s * shape.entries + indices[s]];
-                }
-                *acc += sum;
-            }
-        }
-        for ((out, acc), scale) in out.iter_mut().zip(acc).zip(scales.chunks_exact(2)) {
-            *out = f16_to_f32(u16::from_le_bytes([scale[0], scale[1]])) * acc;
+fn kda_columns<const N: usize>(state: &mut [f32], head: KdaHead, first: usize, o: &mut [f32]) {
+    let dim = o.len();
+    let columns = first..first + N;
+    // What the decayed state predicts for the key, then the correction.
+    let mut u = [0.0f32; N];
+    for ((row, decay), k) in state.chunks_exact(dim).zip(head.decay).zip(head.k) {
+        for (s, u) in row[columns.clone()].iter().zip(&mut u) {
+            *u = k.mul_add(s * decay, *u);
         }
     }
-}
-
-/// Decodes rows `first ..` of one block of 64 to f32: `out[r, 8v..8v+8] = scale[r] · Σ_s codebook[s][index[r, v, s]]`.
-///
-/// `codebooks` is [stages, entries, 8]; `block` one block's indices; `scales` and `out` ([rows, 8 · vectors]) begin
-/// with row `first`.
-#[inline(always)]
-pub fn vq_expand(
-    block: &[u8],
-    shape: VqShape,
-    first: usize,
-    scales: &[u8],
-    codebooks: &[f32],
-    out: &mut [f32],
-) {
-    let (cols, bytes) = (shape.vectors * VQ_DIM, shape.index_bytes());
-    for (r, (row, scale)) in out.chunks_exact_mut(cols).zip(scales.chunks_exact(2)).enumerate() {
-        let scale = f16_to_f32(u16::from_le_bytes([scale[0], scale[1]]));
-        for (v, out) in row.chunks_exact_mut(VQ_DIM).enumerate() {
-            let indices = shape.indices(&block[(v * VQ_BLOCK + first + r) * bytes..][..bytes]);
-            let mut sum = [0.0f32; VQ_DIM];
-            for s in 0..shape.stages {
-                let entry = &codebooks[(s * shape.entries + indices[s]) * VQ_DIM..][..VQ_DIM];
-                for d in 0..VQ_DIM {
-                    sum[d] += entry[d];
-                }
-            }
-            for d in 0..VQ_DIM {
-                out[d] = scale * sum[d];
-            }
+    for (u, v) in u.iter_mut().zip(&head.v[columns.clone()]) {
+        *u = head.beta * (v - *u);
+    }
+    let mut sum = [0.0f32; N];
+    let keys = head.decay.iter().zip(head.k).zip(head.q);
+    for (row, ((decay, k), q)) in state.chunks_exact_mut(dim).zip(keys) {
+        for ((s, u), sum) in row[columns.clone()].iter_mut().zip(&u).zip(&mut sum) {
+            *s = k.mul_add(*u, *s * decay);
+            *sum = q.mul_add(*s, *sum);
         }
     }
+    o[columns].copy_from_slice(&sum);
 }
 
 /// See [`Kernels::gelu_tanh`](super::Kernels::gelu_tanh).
