@@ -179,7 +179,7 @@ fn exercise(dir: &Path) -> bool {
         ..EngineOptions::default()
     };
     let Ok(engine) = Engine::open(dir, options) else { return false };
-    let mut session = engine.session();
+    let mut session = engine.session().unwrap();
     let prompt = engine.forward(&mut session, &[1, 2, 3], Wanted::Last, &mut |_, _| Ok(()));
     prompt.is_ok()
         && engine.forward(&mut session, &[4], Wanted::Last, &mut |_, _| Ok(())).is_ok()

@@ -66,7 +66,7 @@ fn every_fill_makes_a_sound_container_that_runs() {
         let options =
             EngineOptions { ctx: 16, chunk: 8, threads: 2, verify: true, ..EngineOptions::default() };
         let engine = Engine::open(dir.path(), options).unwrap();
-        let mut session = engine.session();
+        let mut session = engine.session().unwrap();
         let mut largest = 0f32;
         let sink = &mut |_: usize, logits: &[f32]| {
             largest = logits.iter().fold(largest, |most, logit| most.max(logit.abs()));

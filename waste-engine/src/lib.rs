@@ -20,5 +20,5 @@ pub mod weights;
 pub use error::EngineError;
 pub use generate::{Finish, Generation, Request, generate};
 pub use model::{Engine, LogitSink, Trace, Wanted, open_source};
-pub use options::{EngineOptions, Event, Watch};
+pub use options::{Arith, EngineOptions, Event, Watch};
 pub use session::{LayerState, Session};

@@ -23,6 +23,7 @@ use crate::layers::kda::{KdaLayer, KdaState};
 use crate::layers::kv_cache::KvCache;
 use crate::layers::mla::MlaLayer;
 use crate::layers::moe::{MoeContext, MoeLayer, MoeScratch};
+use crate::layers::tables::Tables;
 use crate::matrix::Matrix;
 use crate::options::{EngineOptions, Event};
 use crate::session::{LayerState, Session};
@@ -172,7 +173,10 @@ impl Engine {
     }
 
     /// An empty sequence. All its memory is allocated here.
-    pub fn session(&self) -> Session {
+    ///
+    /// # Errors
+    /// There is not that much memory.
+    pub fn session(&self) -> Result<Session, EngineError> {
         let options = self.scratch_options();
         let scratch = Scratch::of(&self.config, &options);
         let state = self.layers.iter().map(|layer| match &layer.mixer {
@@ -183,21 +187,27 @@ impl Engine {
                 LayerState::Mla(KvCache::new(self.options.kv, self.options.ctx, self.config.mla.cached()))
             }
         });
+        let tables = match &self.format {
+            ExpertFormat::Dense { .. } => None,
+            ExpertFormat::Vq { shapes, .. } => {
+                Some(Tables::new(*shapes, self.options.arith, self.compute.threads())?)
+            }
+        };
         let visits = self.config.moe.as_ref().map_or(0, |moe| options.chunk * moe.top_k);
-        Session {
+        Ok(Session {
             position: 0,
             state: state.collect(),
             stream: vec![0.0; scratch.stream],
             blocks: vec![0.0; scratch.blocks],
             stage: vec![0.0; scratch.stage],
             router: vec![0.0; scratch.router],
-            tables: vec![0.0; scratch.tables],
+            tables,
             tiles: vec![0.0; scratch.expert_tiles],
             logits: vec![0.0; scratch.logits],
             ids: vec![0; visits],
             visits: Vec::with_capacity(visits),
             image_rows: std::collections::VecDeque::new(),
-        }
+        })
     }
 
     fn scratch_options(&self) -> ScratchOptions {
@@ -382,6 +392,7 @@ impl Engine {
                         next: self.next_moe(l, n),
                     };
                     let ids = &mut ids[..n * moe.routing.top_k];
+                    let tables = tables.as_mut();
                     let scratch = MoeScratch { router, tables, tiles, spare: mixed, ids, visits };
                     moe.forward(&context, normed, delta, stage, &moe_sizes, scratch)?;
                     if let Some(trace) = trace.as_deref_mut() {

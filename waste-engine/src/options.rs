@@ -48,6 +48,35 @@ impl std::fmt::Debug for Watch {
     }
 }
 
+/// How an expert's rows are summed in decoding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Arith {
+    /// f32 tables and products.
+    #[default]
+    Exact,
+    /// Tables of 16-bit whole numbers, one unit for each block of 32 vectors, summed exactly.
+    Fast,
+}
+
+impl Arith {
+    /// `exact` or `fast`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arith::Exact => "exact",
+            Arith::Fast => "fast",
+        }
+    }
+}
+
+impl std::str::FromStr for Arith {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = [Arith::Exact, Arith::Fast].into_iter().find(|arith| arith.name() == text);
+        found.ok_or_else(|| "expected exact or fast".to_owned())
+    }
+}
+
 /// How a model is opened.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
@@ -55,6 +84,8 @@ pub struct EngineOptions {
     pub ctx: usize,
     /// How latents are kept.
     pub kv: KvType,
+    /// The arithmetic of the experts.
+    pub arith: Arith,
     /// Tokens of a prefill chunk.
     pub chunk: usize,
     /// Compute threads.
@@ -82,6 +113,7 @@ impl Default for EngineOptions {
         EngineOptions {
             ctx: PlanOptions::CTX,
             kv: KvType::default(),
+            arith: Arith::default(),
             chunk: PlanOptions::CHUNK,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             cpus: None,

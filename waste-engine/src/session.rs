@@ -2,6 +2,7 @@
 
 use crate::layers::kda::KdaState;
 use crate::layers::kv_cache::KvCache;
+use crate::layers::tables::Tables;
 
 /// What a layer carries from token to token.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +21,7 @@ pub struct Session {
     pub(crate) blocks: Vec<f32>,
     pub(crate) stage: Vec<f32>,
     pub(crate) router: Vec<f32>,
-    pub(crate) tables: Vec<f32>,
+    pub(crate) tables: Option<Tables>,
     pub(crate) tiles: Vec<f32>,
     pub(crate) logits: Vec<f32>,
     pub(crate) ids: Vec<u32>,

@@ -45,7 +45,7 @@ fn run(
 }
 
 fn greedy(engine: &Engine, ids: &[u32], count: usize) -> Vec<u32> {
-    let mut session = engine.session();
+    let mut session = engine.session().unwrap();
     let mut found = Vec::new();
     let mut input = ids.to_vec();
     while found.len() < count {
@@ -75,7 +75,7 @@ fn check_checkpoint(name: &str) {
     let mut whole = None;
     for split in [&[64usize] as &[usize], &[1], &[2], &[3], &[1, 2, 3], &[17, 5]] {
         let mut trace = Trace::default();
-        let mut session = engine.session();
+        let mut session = engine.session().unwrap();
         let logits = run(&engine, &mut session, &ids, split, Some(&mut trace));
         assert_rows(
             &format!("{name} {split:?} logits"),
@@ -161,7 +161,7 @@ fn tiny_k3_image_prompt() {
     let placeholders = ids.iter().filter(|&&id| Some(id) == config.media_placeholder).count();
     assert_eq!(placeholders * config.hidden, rows.len());
     for split in [&[64usize] as &[usize], &[1], &[2, 3]] {
-        let mut session = engine.session();
+        let mut session = engine.session().unwrap();
         session.queue_image(&rows);
         let mut trace = Trace::default();
         let logits = run(&engine, &mut session, &ids, split, Some(&mut trace));
@@ -186,7 +186,7 @@ fn check_interop(name: &str) {
                 .unwrap();
         let vocab = engine.config().vocab;
         for split in [&[64usize] as &[usize], &[1], &[3, 1]] {
-            let logits = run(&engine, &mut engine.session(), &ids, split, None);
+            let logits = run(&engine, &mut engine.session().unwrap(), &ids, split, None);
             let what = format!("{name} {split:?}");
             assert_rows(&what, &logits, &expected, vocab, RELATIVE_L2, LOGIT_ABS);
         }

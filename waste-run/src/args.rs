@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 use waste_common::cli::CommonArgs;
 use waste_common::plan::{Budget, KvType, RamShare};
+use waste_engine::Arith;
 
 /// Run a model that is larger than RAM: the trunk stays in memory, experts are read as tokens need them.
 ///
@@ -69,9 +70,9 @@ pub struct ModelArgs {
     /// Bind the compute threads to these CPUs, such as 0-2,6-8 (Linux)
     #[arg(long, value_name = "LIST", value_parser = cpu_list, help_heading = "Compute and I/O")]
     pub cpus: Option<CpuList>,
-    /// The arithmetic: f32 tables and products
-    #[arg(long, value_name = "KIND", default_value = "exact", value_parser = ["exact"], help_heading = "Compute and I/O")]
-    pub arith: String,
+    /// The arithmetic of the experts: exact (f32 tables and products) or fast (16-bit tables)
+    #[arg(long, value_name = "KIND", default_value = "exact", help_heading = "Compute and I/O")]
+    pub arith: Arith,
     /// Check the checksum of every expert record as it is read
     #[arg(long, help_heading = "Compute and I/O")]
     pub verify: bool,

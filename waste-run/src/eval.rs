@@ -55,7 +55,7 @@ pub fn run(args: EvalArgs, output: &Output) -> Result<Exit, Failure> {
     let opened = open::open(&model, &args.open, &ids, output)?;
     let engine = &opened.engine;
     let vocab = engine.config().vocab;
-    let mut session = engine.session();
+    let mut session = engine.session()?;
     let mut last = Vec::new();
     let mut saved = match &args.save_logits {
         Some(path) => Some(LogitFile::create(path, &ids, vocab)?),

@@ -31,7 +31,7 @@ struct Report<'a> {
     bytes_read: u64,
     direct_io: bool,
     kernel: &'static str,
-    arith: &'a str,
+    arith: &'static str,
     kv: String,
     threads: usize,
     seed: u64,
@@ -87,7 +87,7 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
         (tokenizer.vocab_size()..engine.config().vocab as u32).for_each(|id| mask.ban(id));
         request.mask = Some(mask);
     }
-    let mut session = engine.session();
+    let mut session = engine.session()?;
     let mut failed = None;
     let outcome = waste_engine::generate(engine, &mut session, &tokenizer, &request, &mut |text| {
         if output.json() {
@@ -130,7 +130,7 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
         bytes_read: reads.bytes_read,
         direct_io: engine.direct_io(),
         kernel: engine.kernels(),
-        arith: &args.open.arith,
+        arith: args.open.arith.name(),
         kv: opened.plan.kv.to_string(),
         threads: opened.plan.threads,
         seed: generation.seed,

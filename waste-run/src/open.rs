@@ -51,6 +51,7 @@ pub fn open(model: &Model, args: &ModelArgs, tokens: &[u32], output: &Output) ->
     let engine_options = EngineOptions {
         ctx: options.ctx,
         kv: options.kv,
+        arith: args.arith,
         chunk: options.chunk,
         threads: options.threads,
         cpus: args.cpus.as_ref().map(|cpus| cpus.0.clone()),

@@ -42,7 +42,7 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
         )));
     }
     let engine = &opened.engine;
-    let mut session = engine.session();
+    let mut session = engine.session()?;
     let progress = Progress::new(output, "measuring", ids.len() as u64, Unit::Count);
     let start = std::time::Instant::now();
     let (mut loss, mut tokens, mut runs) = (0.0, 0, 0);

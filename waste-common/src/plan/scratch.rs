@@ -31,6 +31,8 @@ pub enum ExpertStorage {
 pub const TILE_ROWS: usize = 8;
 /// Rows of a block of VQ indices.
 pub const BLOCK_ROWS: usize = 64;
+/// Vectors whose table entries share a unit in the fast arithmetic.
+pub const TABLE_BLOCK: usize = 32;
 /// Queries that attend to the cache together.
 pub const QUERIES: usize = 32;
 /// Cached tokens they see at a time.
@@ -49,7 +51,8 @@ pub struct Scratch {
     pub stage: usize,
     /// [T, experts] router scores, [T, top-k] weights, and three times [experts] to choose in.
     pub router: usize,
-    /// Tables of partial dot products: gate, up, and one down.
+    /// Tables of partial dot products: gate, up, and one down; f32 entries, or 16-bit ones and room to quantise in,
+    /// whichever takes more.
     pub tables: usize,
     /// [threads, `TILE_ROWS`, columns] of decoded rows of the trunk.
     pub tiles: usize,
@@ -92,7 +95,9 @@ impl Scratch {
             scratch.router = t * (moe.experts + moe.top_k) + 3 * moe.experts;
             if let ExpertStorage::Vq { stages, entries } = options.experts {
                 let table = |columns: usize| columns / 8 * stages * entries;
-                scratch.tables = 2 * table(moe.input) + table(moe.intermediate);
+                let exact = 2 * table(moe.input) + table(moe.intermediate);
+                let fast = exact / 2 + options.threads * TABLE_BLOCK * stages * entries + 3 * TABLE_BLOCK;
+                scratch.tables = exact.max(fast);
                 scratch.expert_tiles = options.threads * TILE_ROWS * moe.input.max(moe.intermediate);
                 scratch.codebooks = 2 * config.moe_layers().count() * 3 * stages * entries * 8;
             }

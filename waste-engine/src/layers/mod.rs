@@ -7,6 +7,7 @@ pub mod kv_cache;
 pub mod mla;
 pub mod moe;
 pub mod router;
+pub mod tables;
 
 /// Cuts the next `n` elements off a working buffer.
 pub(crate) fn cut<'a>(buffer: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {

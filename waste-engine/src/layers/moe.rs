@@ -8,12 +8,12 @@ use waste_common::tensors::ExpertKind;
 use super::cut;
 use super::ffn::{Ffn, activate};
 use super::router::{Router, Routing};
+use super::tables::Tables;
 use crate::compute::Compute;
 use crate::error::EngineError;
 use crate::experts::source::{Codebooks, ExpertFormat};
 use crate::experts::{ExpertId, ExpertStore};
 use crate::kernels::columns::Columns;
-use crate::kernels::portable::VqShape;
 use crate::matrix::Matrix;
 
 /// The projections of routed experts that live in a latent of their own.
@@ -52,8 +52,8 @@ pub struct MoeLayer {
 pub struct MoeScratch<'a> {
     /// [T, experts], [T, top-k], and three times [experts].
     pub router: &'a mut [f32],
-    /// Tables of partial dot products.
-    pub tables: &'a mut [f32],
+    /// Tables of partial dot products, if the experts are vector quantised.
+    pub tables: Option<&'a mut Tables>,
     /// Expanded rows, a share a thread.
     pub tiles: &'a mut [f32],
     /// [T, hidden]
@@ -238,51 +238,43 @@ struct ExpertWork<'a, 'b> {
     inner: [&'b mut [f32]; 3],
     /// [blocks, n, 64]
     down: &'b mut [f32],
-    tables: &'b mut [f32],
+    tables: Option<&'b mut Tables>,
     tiles: &'b mut [f32],
 }
 
 impl ExpertWork<'_, '_> {
     /// Builds the tables that all experts of a token share.
     fn prepare(&mut self, z: &[f32]) {
-        let (Some(books), ExpertFormat::Vq { shapes, .. }) = (&self.layer.codebooks, self.context.format)
-        else {
-            return;
-        };
-        let (gate, up) = self.tables.split_at_mut(shapes[0].table_len());
-        build_tables(self.context.compute, books.by_dimension(ExpertKind::Gate), shapes[0], z, gate);
-        build_tables(self.context.compute, books.by_dimension(ExpertKind::Up), shapes[1], z, up);
+        if let (Some(tables), Some(books)) = (&mut self.tables, &self.layer.codebooks) {
+            for kind in [ExpertKind::Gate, ExpertKind::Up] {
+                tables.build(self.context.compute, kind, books.by_dimension(kind), z);
+            }
+        }
     }
 
     /// One expert for one token.
     fn one(&mut self, record: &[u8], z: &[f32], out: &mut [f32]) {
         let compute = self.context.compute;
-        let (Some(books), ExpertFormat::Vq { geometry, shapes }) =
-            (&self.layer.codebooks, self.context.format)
+        let (Some(tables), Some(books), ExpertFormat::Vq { geometry, .. }) =
+            (&mut self.tables, &self.layer.codebooks, self.context.format)
         else {
             self.gathered[..z.len()].copy_from_slice(z);
             self.gathered_tokens(record, 1);
             return gather_blocks(self.down, 1, out);
         };
+        let part = |kind| (&record[geometry.indices(kind)], &record[geometry.scales(kind)]);
+        let rows = |tables: &Tables, kind, out: &mut [f32]| {
+            let (indices, scales) = part(kind);
+            tables.rows(compute, kind, indices, scales, out);
+        };
         let [gate, up, _] = &mut self.inner;
         let inter = self.layer.intermediate;
         let (gate, up) = (&mut gate[..inter], &mut up[..inter]);
-        let tables = shapes[0].table_len();
-        let (gate_tables, rest) = self.tables.split_at_mut(tables);
-        let (up_tables, down_tables) = rest.split_at_mut(tables);
-        let rows = |kind: ExpertKind, tables: &[f32], out: &mut [f32]| {
-            let shape = shapes[kind as usize];
-            let (indices, scales) = (&record[geometry.indices(kind)], &record[geometry.scales(kind)]);
-            compute.rows(out, BLOCK_ROWS, |first, out| {
-                let indices = &indices[first / BLOCK_ROWS * shape.block_bytes()..];
-                (compute.kernels.vq_rows)(indices, shape, &scales[2 * first..], tables, out);
-            });
-        };
-        rows(ExpertKind::Gate, gate_tables, gate);
-        rows(ExpertKind::Up, up_tables, up);
+        let built = &**tables;
+        rayon::join(|| rows(built, ExpertKind::Gate, gate), || rows(built, ExpertKind::Up, up));
         activate(compute.kernels, self.context.activation, gate, up);
-        build_tables(compute, books.by_dimension(ExpertKind::Down), shapes[2], gate, down_tables);
-        rows(ExpertKind::Down, down_tables, out);
+        tables.build(compute, ExpertKind::Down, books.by_dimension(ExpertKind::Down), gate);
+        rows(tables, ExpertKind::Down, out);
     }
 
     /// One expert for all tokens that visit it; `outputs` is [tokens, top-k, input].
@@ -338,16 +330,6 @@ fn gather_blocks(blocks: &[f32], n: usize, out: &mut [f32]) {
     for (out, block) in out.chunks_mut(BLOCK_ROWS).zip(blocks.chunks_exact(n * BLOCK_ROWS)) {
         out.copy_from_slice(&block[..out.len()]);
     }
-}
-
-/// Tables of one input, in parallel over its vectors.
-fn build_tables(compute: &Compute, codebooks: &[f32], shape: VqShape, x: &[f32], tables: &mut [f32]) {
-    let per_vector = shape.stages * shape.entries;
-    compute.rows(&mut tables[..shape.table_len()], per_vector, |first, tables| {
-        let v = first / per_vector;
-        let x = &x[8 * v..8 * (v + tables.len() / per_vector)];
-        (compute.kernels.vq_tables)(codebooks, shape, x, tables);
-    });
 }
 
 /// An expert whose rows are used as f32.
