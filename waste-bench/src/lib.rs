@@ -1,0 +1,2 @@
+//! Measures decoding, prefill, disk, kernels and cache policies; writes synthetic containers.
+#![forbid(unsafe_code)]
