@@ -3,14 +3,25 @@
 use clap::{Parser, Subcommand};
 use waste_common::cli::CommonArgs;
 
+use crate::report::FormatArgs;
+use crate::speed::SpeedArgs;
 use crate::synth::SynthArgs;
 
 /// Measure how fast a model runs on this machine, and what limits it.
+///
+/// Without a subcommand: prefill and decoding of MODEL, cold and warm.
 #[derive(Debug, Parser)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Args {
-    /// What to measure
+    /// What to measure instead of a model's speed
     #[command(subcommand)]
-    pub command: Command,
+    pub command: Option<Command>,
+    /// A model's speed
+    #[command(flatten)]
+    pub speed: SpeedArgs,
+    /// The form of the result
+    #[command(flatten)]
+    pub format: FormatArgs,
     /// Output options
     #[command(flatten)]
     pub common: CommonArgs,
@@ -21,4 +32,16 @@ pub struct Args {
 pub enum Command {
     /// Write a synthetic container or checkpoint of a named shape
     Synth(SynthArgs),
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
 }

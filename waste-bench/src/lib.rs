@@ -2,6 +2,11 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod environment;
+pub mod random;
+pub mod report;
+pub mod speed;
+pub mod stats;
 pub mod synth;
 
 use waste_common::cli::{Exit, Failure, Output, Tool};
@@ -14,7 +19,10 @@ pub const TOOL: Tool = Tool {
     name: "waste-bench",
     version: env!("CARGO_PKG_VERSION"),
     schema: "waste-bench/1",
-    examples: "  A container to measure:  waste-bench synth kimi-linear-48b bench.waste --layers 6",
+    examples: "  \
+  A container to measure:  waste-bench synth kimi-linear-48b bench.waste --layers 6
+  How fast it is:          waste-bench bench.waste --prompt-tokens 512 --tokens 128 --runs 5
+  One option against it:   waste-bench bench.waste --budget 4GiB --compare lookahead=0,6",
     details,
 };
 
@@ -30,7 +38,8 @@ fn details() -> Vec<(&'static str, String)> {
 /// Whatever the subcommand meets, with its exit code.
 pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
     match args.command {
-        Command::Synth(args) => {
+        None => speed::run(args.speed, args.format, output),
+        Some(Command::Synth(args)) => {
             output.set_schema("waste-bench-synth/1");
             synth::run(args, output)
         }

@@ -12,9 +12,9 @@ use waste_common::quant::mxfp4;
 use waste_common::tensors::{self, ExpertKind};
 
 use super::popularity::Popularity;
-use super::random::Random;
 use super::sidecars;
 use super::weights::{self, Values, in_order};
+use crate::random::Random;
 
 /// What to write.
 #[derive(Clone, Debug)]

@@ -14,10 +14,10 @@ use waste_common::plan::usual_format;
 use waste_common::tensors;
 
 use super::popularity::Popularity;
-use super::random::Random;
 use super::shape::container_config;
 use super::sidecars;
 use super::weights::{self, ExpertMatrix, Values, in_order};
+use crate::random::Random;
 
 /// What to write.
 #[derive(Clone, Debug)]

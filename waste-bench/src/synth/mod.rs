@@ -3,7 +3,6 @@
 pub mod checkpoint;
 pub mod container;
 mod popularity;
-mod random;
 pub mod shape;
 mod sidecars;
 mod weights;

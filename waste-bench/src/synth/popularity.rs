@@ -3,7 +3,7 @@
 //! On the real Kimi-Linear-48B an expert is used by the token before in 34 % of the cases. The spread of the biases
 //! that gives this share is found by simulating the router, whose logits have unit variance here.
 
-use super::random::Random;
+use crate::random::Random;
 
 /// Tokens of a simulation.
 const TOKENS: usize = 64;

@@ -13,7 +13,7 @@ use waste_common::quant::{Encoded, GROUP, QuantError};
 use waste_common::tensors;
 
 use super::popularity::Popularity;
-use super::random::Random;
+use crate::random::Random;
 
 /// Weights of a piece: memory and granularity of the work.
 const PIECE: usize = 1 << 20;
