@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 use waste_common::cli::CommonArgs;
 
+use crate::disk::DiskArgs;
 use crate::report::FormatArgs;
 use crate::speed::SpeedArgs;
 use crate::synth::SynthArgs;
@@ -30,6 +31,8 @@ pub struct Args {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Measure how fast a disk delivers records, past the page cache
+    Disk(DiskArgs),
     /// Write a synthetic container or checkpoint of a named shape
     Synth(SynthArgs),
 }

@@ -2,12 +2,14 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod disk;
 pub mod environment;
 pub mod random;
 pub mod report;
 pub mod speed;
 pub mod stats;
 pub mod synth;
+pub mod trace;
 
 use waste_common::cli::{Exit, Failure, Output, Tool};
 use waste_engine::kernels::Kernels;
@@ -22,7 +24,8 @@ pub const TOOL: Tool = Tool {
     examples: "  \
   A container to measure:  waste-bench synth kimi-linear-48b bench.waste --layers 6
   How fast it is:          waste-bench bench.waste --prompt-tokens 512 --tokens 128 --runs 5
-  One option against it:   waste-bench bench.waste --budget 4GiB --compare lookahead=0,6",
+  One option against it:   waste-bench bench.waste --budget 4GiB --compare lookahead=0,6
+  How fast a disk is:      waste-bench disk /data --json > disk.json; waste-plan k3.waste --bench disk.json",
     details,
 };
 
@@ -37,8 +40,13 @@ fn details() -> Vec<(&'static str, String)> {
 /// # Errors
 /// Whatever the subcommand meets, with its exit code.
 pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
+    let format = args.format;
     match args.command {
-        None => speed::run(args.speed, args.format, output),
+        None => speed::run(args.speed, format, output),
+        Some(Command::Disk(args)) => {
+            output.set_schema("waste-bench-disk/1");
+            disk::run(args, format, output)
+        }
         Some(Command::Synth(args)) => {
             output.set_schema("waste-bench-synth/1");
             synth::run(args, output)

@@ -13,6 +13,7 @@ use super::measure::{self, Phase, Sample, Workload};
 use super::rows::{Ratio, Row};
 use super::settings::{Settings, SettingsRecord};
 use crate::stats::Summary;
+use crate::trace;
 
 /// The model under test.
 pub struct Subject<'a> {
@@ -131,6 +132,20 @@ impl Arm {
         };
         self.warm.push(open.run(work)?);
         Ok(())
+    }
+
+    /// Runs the workload once more and writes the experts of every token, a JSON line each.
+    ///
+    /// # Errors
+    /// The run fails, or the file cannot be written.
+    pub fn record(&mut self, subject: &Subject<'_>, work: &Workload, path: &Path) -> Result<(), Failure> {
+        let mut open = match self.open.take() {
+            Some(open) => open,
+            None => Open::new(subject, &self.settings)?,
+        };
+        let lines = trace::record(&open.engine, &mut open.session, work)?;
+        self.open = Some(open);
+        Ok(waste_common::files::write_atomic(path, lines.as_bytes())?)
     }
 
     /// Gives the engine's memory back.

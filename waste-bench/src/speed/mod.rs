@@ -21,6 +21,10 @@ use measure::Workload;
 use rows::{Ratio, Row};
 use settings::{Compare, EngineArgs, Settings};
 
+/// The share of repeated tokens that makes a synthetic model use as many experts of the token before as the real
+/// Kimi-Linear-48B does: about a third.
+const REPEAT: f64 = 0.4;
+
 /// What is run.
 #[derive(Clone, Debug, clap::Args)]
 pub struct WorkArgs {
@@ -36,6 +40,9 @@ pub struct WorkArgs {
     /// Runs between the cold one and the timed ones
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Work")]
     pub warm_up: usize,
+    /// Share of tokens that repeat one of the last few, as those of a text do
+    #[arg(long, value_name = "SHARE", default_value_t = REPEAT, help_heading = "Work")]
+    pub repeat: f64,
     /// Seed of the token ids, which are random
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Work")]
     pub seed: u64,
@@ -54,6 +61,9 @@ pub struct SpeedArgs {
     /// direct-io or verify
     #[arg(long, value_name = "OPTION=A,B…", help_heading = "Work")]
     pub compare: Option<Compare>,
+    /// Write which experts the tokens used, a JSON line a token, for `waste-bench cache`
+    #[arg(long, value_name = "FILE", help_heading = "Work")]
+    pub record: Option<PathBuf>,
     /// Opening the model
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -108,6 +118,7 @@ struct Record {
     tokens: usize,
     runs: usize,
     warm_up: usize,
+    repeat: f64,
     seed: u64,
     arms: Vec<Facts>,
     rows: Vec<Row>,
@@ -158,6 +169,9 @@ pub fn run(args: SpeedArgs, format: FormatArgs, output: &Output) -> Result<Exit,
         }
     }
     progress.finish();
+    if let Some(path) = &args.record {
+        arms[0].record(&subject, &work, path)?;
+    }
 
     let peak = peak_rss_bytes();
     let record = Record {
@@ -167,6 +181,7 @@ pub fn run(args: SpeedArgs, format: FormatArgs, output: &Output) -> Result<Exit,
         tokens: work.decode.len(),
         runs: rounds,
         warm_up: args.work.warm_up,
+        repeat: args.work.repeat,
         seed: args.work.seed,
         arms: arms.iter().filter_map(Arm::facts).cloned().collect(),
         rows: arms.iter().flat_map(|arm| arm.rows(peak)).collect(),
@@ -213,6 +228,9 @@ pub fn check(work: &WorkArgs, ctx: usize) -> Result<(), Failure> {
         return Err(Failure::usage("--runs 0: nothing would be measured"));
     }
     let total = work.prompt_tokens.saturating_add(work.tokens);
+    if !(0.0..=1.0).contains(&work.repeat) {
+        return Err(Failure::usage(format!("--repeat {}: expected a share from 0 to 1", work.repeat)));
+    }
     if total == 0 || total > ctx {
         return Err(Failure::usage(format!(
             "--prompt-tokens {} and --tokens {} must make 1 to {ctx} tokens together (--ctx)",
@@ -222,11 +240,22 @@ pub fn check(work: &WorkArgs, ctx: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The random tokens of a run.
+/// The random tokens of a run. Some repeat a token before them, the nearer the likelier: that is what makes
+/// neighbours use the same experts.
 pub fn workload(args: &WorkArgs, vocab: usize) -> Workload {
     let mut random = Random::of_piece(args.seed, "tokens", 0);
-    let mut draw = |count: usize| (0..count).map(|_| random.below(vocab as u64) as u32).collect();
-    Workload { prompt: draw(args.prompt_tokens), decode: draw(args.tokens) }
+    let mut tokens: Vec<u32> = Vec::with_capacity(args.prompt_tokens + args.tokens);
+    for position in 0..args.prompt_tokens + args.tokens {
+        let repeated = f64::from(random.float().abs()) < args.repeat;
+        let back = 1 + (random.next() | 1 << 16).trailing_zeros() as usize;
+        let token = match position.checked_sub(back) {
+            Some(earlier) if repeated => tokens[earlier],
+            _ => random.below(vocab as u64) as u32,
+        };
+        tokens.push(token);
+    }
+    let decode = tokens.split_off(args.prompt_tokens);
+    Workload { prompt: tokens, decode }
 }
 
 /// Whether all arms can be open at the same time; if so their budgets are fixed.

@@ -154,9 +154,9 @@ fn items(spec: &CheckpointSpec<'_>, shard: usize) -> Vec<Item> {
         for expert in 0..moe.experts {
             for kind in ExpertKind::ALL {
                 let name = tensors::expert(model, layer, expert, kind);
-                let (rows, cols) = match kind {
-                    ExpertKind::Down => (moe.input, moe.intermediate),
-                    ExpertKind::Gate | ExpertKind::Up => (moe.intermediate, moe.input),
+                let (rows, cols, gain) = match kind {
+                    ExpertKind::Down => (moe.input, moe.intermediate, weights::down_gain(model)),
+                    ExpertKind::Gate | ExpertKind::Up => (moe.intermediate, moe.input, 1.0),
                 };
                 if packed {
                     items.push(Item {
@@ -167,10 +167,12 @@ fn items(spec: &CheckpointSpec<'_>, shard: usize) -> Vec<Item> {
                     items.push(Item {
                         name: format!("{name}.weight_scale"),
                         shape: vec![rows, mxfp4::row_scales(cols)],
-                        fill: Fill::Scales(weights::mxfp4_scale(cols)),
+                        fill: Fill::Scales(weights::mxfp4_scale(cols, gain)),
                     });
                 } else {
-                    items.push(Item::plain(format!("{name}.weight"), vec![rows, cols], spec));
+                    let values = Values::Uniform { centre: 0.0, spread: gain / (cols as f32).sqrt() };
+                    let name = format!("{name}.weight");
+                    items.push(Item { name, shape: vec![rows, cols], fill: Fill::Bf16(values) });
                 }
             }
         }

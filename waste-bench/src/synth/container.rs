@@ -154,12 +154,13 @@ fn write_layer(
     let books: Vec<_> =
         (0..spec.quant.codebooks_per_layer()).map(|_| weights::codebook(&spec.quant, &mut random)).collect();
     write_codebook_part(dir, layer, base, &spec.quant, &books)?;
+    let down_gain = weights::down_gain(spec.model);
     let mut bank = BankWriter::create(dir, layer, base, geometry)?;
     in_order(
         experts,
         |expert| {
             let mut random = Random::of_piece(spec.seed, "expert", u64::from(layer) << 32 | expert as u64);
-            let matrices = weights::expert(geometry, &mut random)?;
+            let matrices = weights::expert(geometry, down_gain, &mut random)?;
             let data = Kind::ALL.map(|kind| {
                 let ExpertMatrix { indices, scales } = &matrices[kind as usize];
                 MatrixData { indices, scales }

@@ -43,7 +43,7 @@ pub struct SynthArgs {
     /// Seed of the weights; the same seed gives the same bytes
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Weights")]
     pub seed: u64,
-    /// Share of a token's experts that the token before used too
+    /// Share of a token's experts that any other token used too: how popular popular experts are
     #[arg(long, value_name = "SHARE", default_value_t = Popularity::REUSE, help_heading = "Weights")]
     pub reuse: f64,
     /// Leave out the checksums that go beyond format v0

@@ -1,5 +1,5 @@
-//! Random weights that keep a model sane: every matrix has unit gain, norms are about 1, and the router prefers some
-//! experts as much as real ones do.
+//! Random weights that keep a model sane: every matrix has unit gain, norms are about 1, what layers add to the stream
+//! is small enough that a token stays recognisable, and the router prefers some experts as much as real ones do.
 //!
 //! Large tensors are made as quantised bytes, without a detour over floats.
 
@@ -24,6 +24,21 @@ const Q8_SPREAD: f32 = 73.467;
 /// Standard deviation of a random MXFP4 code.
 const MXFP4_SPREAD: f32 = 2.926;
 
+/// The gain of matrices whose output is added to the stream: all of them together add as much as the embedding is.
+pub fn stream_gain(config: &ModelConfig) -> f32 {
+    1.0 / (2.0 * config.layers() as f32).sqrt()
+}
+
+/// The gain of the experts' down matrices: with a latent, what adds to the stream is the projection behind them.
+pub fn down_gain(config: &ModelConfig) -> f32 {
+    if config.moe.as_ref().is_some_and(|moe| moe.latent) { 1.0 } else { stream_gain(config) }
+}
+
+fn adds_to_stream(name: &str) -> bool {
+    let tails = [".o_proj.weight", ".down_proj.weight", ".routed_expert_up_proj.weight"];
+    tails.iter().any(|tail| name.ends_with(tail))
+}
+
 /// What the weights of a tensor are drawn from.
 #[derive(Clone, Debug)]
 pub enum Values {
@@ -46,7 +61,10 @@ impl Values {
             [_] if name.contains("norm") => (1.0, 0.05),
             [_] => (0.0, 0.05),
             _ if name == tensors::embedding(config) => (0.0, 1.0),
-            [_, inputs @ ..] => (0.0, 1.0 / (inputs.iter().product::<usize>() as f32).sqrt()),
+            [_, inputs @ ..] => {
+                let unit = 1.0 / (inputs.iter().product::<usize>() as f32).sqrt();
+                (0.0, unit * if adds_to_stream(name) { stream_gain(config) } else { 1.0 })
+            }
             [] => (0.0, 0.0),
         };
         Values::Uniform { centre, spread }
@@ -136,8 +154,8 @@ pub struct ExpertMatrix {
 ///
 /// # Errors
 /// None but for a bug: indices are below the number of entries.
-pub fn expert_matrix(layout: &Layout, random: &mut Random) -> Result<ExpertMatrix, QuantError> {
-    let scales = vec![f32_to_f16(1.0 / ((8 * layout.vectors()) as f32).sqrt()); layout.rows()];
+pub fn expert_matrix(layout: &Layout, gain: f32, random: &mut Random) -> Result<ExpertMatrix, QuantError> {
+    let scales = vec![f32_to_f16(gain / ((8 * layout.vectors()) as f32).sqrt()); layout.rows()];
     // Where every bit pattern is an index, and there is no padding, random bytes will do.
     let any = layout.rows().is_multiple_of(ROW_BLOCK) && layout.entries() == 1 << layout.bits().bits();
     if any {
@@ -159,9 +177,16 @@ pub fn codebook(quant: &ExpertQuant, random: &mut Random) -> Vec<u16> {
 ///
 /// # Errors
 /// As [`expert_matrix`].
-pub fn expert(geometry: &Geometry, random: &mut Random) -> Result<[ExpertMatrix; 3], QuantError> {
-    let [gate, up, down] = Kind::ALL.map(|kind| expert_matrix(geometry.layout(kind), random));
-    Ok([gate?, up?, down?])
+pub fn expert(
+    geometry: &Geometry,
+    down_gain: f32,
+    random: &mut Random,
+) -> Result<[ExpertMatrix; 3], QuantError> {
+    let mut matrix = |kind: Kind| {
+        let gain = if kind == Kind::Down { down_gain } else { 1.0 };
+        expert_matrix(geometry.layout(kind), gain, random)
+    };
+    Ok([matrix(Kind::Gate)?, matrix(Kind::Up)?, matrix(Kind::Down)?])
 }
 
 /// MXFP4 codes of rows of unit gain.
@@ -169,9 +194,9 @@ pub fn mxfp4_codes(random: &mut Random, rows: usize, cols: usize) -> Vec<u8> {
     random.bytes(rows * mxfp4::row_bytes(cols), |x| x)
 }
 
-/// The exponent that gives such codes unit gain, nearly: it is a power of two.
-pub fn mxfp4_scale(cols: usize) -> u8 {
-    let exponent = (1.0 / ((cols as f32).sqrt() * MXFP4_SPREAD)).log2().round();
+/// The exponent that gives such codes a gain, nearly: it is a power of two.
+pub fn mxfp4_scale(cols: usize, gain: f32) -> u8 {
+    let exponent = (gain / ((cols as f32).sqrt() * MXFP4_SPREAD)).log2().round();
     (127.0 + exponent).clamp(1.0, 254.0) as u8
 }
 
@@ -215,7 +240,7 @@ mod tests {
     fn mxfp4_has_unit_gain() {
         let (rows, cols) = (64, 1024);
         let codes = mxfp4_codes(&mut Random::new(5), rows, cols);
-        let scales = vec![mxfp4_scale(cols); mxfp4::row_scales(cols)];
+        let scales = vec![mxfp4_scale(cols, 1.0); mxfp4::row_scales(cols)];
         let mut values = vec![0.0; cols];
         mxfp4::decode_row(&codes[..mxfp4::row_bytes(cols)], &scales, &mut values);
         let (_, deviation) = spread(&values);

@@ -12,7 +12,7 @@ mod mounts;
 mod reservation;
 
 pub use cpus::CpuList;
-pub use memory::{major_faults, peak_rss_bytes};
+pub use memory::{major_faults, peak_rss_bytes, storage_bytes_read};
 pub use mounts::{Mount, mounts};
 pub use reservation::{Reservation, ReservationError, ReservationInfo, reserved};
 
