@@ -3,9 +3,11 @@
 use clap::{Parser, Subcommand};
 use waste_common::cli::CommonArgs;
 
+use crate::cache::CacheArgs;
 use crate::disk::DiskArgs;
 use crate::report::FormatArgs;
 use crate::speed::SpeedArgs;
+use crate::sweep::SweepArgs;
 use crate::synth::SynthArgs;
 
 /// Measure how fast a model runs on this machine, and what limits it.
@@ -31,6 +33,10 @@ pub struct Args {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Decode with rising budgets, stop where the machine begins to page, and say which budget to use
+    Sweep(SweepArgs),
+    /// Simulate the expert cache on a routing trace: hit rates by size and policy
+    Cache(CacheArgs),
     /// Measure how fast a disk delivers records, past the page cache
     Disk(DiskArgs),
     /// Write a synthetic container or checkpoint of a named shape

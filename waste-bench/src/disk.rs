@@ -24,9 +24,11 @@ const PROOF: f64 = 0.95;
 /// Free space that is left alone.
 const SPARE: u64 = 64 << 20;
 /// Most reads in flight.
-const DEPTH_MAX: usize = 256;
+const DEPTH_MAX: usize = 64;
 /// Longest record.
-const RECORD_MAX: u64 = 1 << 30;
+const RECORD_MAX: u64 = 64 << 20;
+/// Records a file holds at least: fewer would be read from the drive's own cache.
+const RECORDS_MIN: u64 = 4;
 
 /// Measuring a disk.
 #[derive(Clone, Debug, clap::Args)]
@@ -142,6 +144,9 @@ pub fn run(args: DiskArgs, format: FormatArgs, output: &Output) -> Result<Exit, 
         }
     }
     record.bypass = record.reason.is_none();
+    if !record.bypass {
+        record.write_gbps = None;
+    }
     let largest = record.rows.iter().map(|row| row.record_bytes).max();
     let random = |row: &&Row| row.pattern == Pattern::Random && Some(row.record_bytes) == largest;
     record.gbps = record.rows.iter().filter(random).map(|row| row.gbps).reduce(f64::max);
@@ -174,9 +179,10 @@ fn check(args: &DiskArgs) -> Result<u64, Failure> {
     let size = args.size.bytes().next_multiple_of(BLOCK as u64);
     for record in &args.record {
         let bytes = record.bytes();
-        if bytes == 0 || !bytes.is_multiple_of(ALIGNMENT as u64) || bytes > RECORD_MAX.min(size) {
+        if bytes == 0 || !bytes.is_multiple_of(ALIGNMENT as u64) || bytes > RECORD_MAX.min(size / RECORDS_MIN)
+        {
             return Err(Failure::usage(format!(
-                "--record {bytes}: expected a multiple of {ALIGNMENT} bytes, up to the file's {size} and 1 GiB"
+                "--record {bytes}: expected a multiple of {ALIGNMENT} bytes, at most 64 MiB and a quarter of the file's {size}"
             )));
         }
     }

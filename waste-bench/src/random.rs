@@ -19,14 +19,14 @@ impl Random {
     }
 
     /// 64 random bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
     /// From -1 to 1.
     pub fn float(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+        (self.bits() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
     }
 
     /// Mean 0, standard deviation 1: the sum of twelve uniform numbers is close enough.
@@ -36,7 +36,7 @@ impl Random {
 
     /// A number below `end`, which is above 0.
     pub fn below(&mut self, end: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
+        ((u128::from(self.bits()) * u128::from(end)) >> 64) as u64
     }
 
     /// Random bytes, each group of eight changed by `change`.
@@ -44,10 +44,10 @@ impl Random {
         let mut bytes = vec![0; count];
         let mut groups = bytes.chunks_exact_mut(8);
         for group in &mut groups {
-            group.copy_from_slice(&change(self.next()).to_le_bytes());
+            group.copy_from_slice(&change(self.bits()).to_le_bytes());
         }
         let rest = groups.into_remainder();
-        let last = change(self.next()).to_le_bytes();
+        let last = change(self.bits()).to_le_bytes();
         rest.copy_from_slice(&last[..rest.len()]);
         bytes
     }
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn pieces_differ() {
-        let first = |name, piece| Random::of_piece(7, name, piece).next();
+        let first = |name, piece| Random::of_piece(7, name, piece).bits();
         assert_ne!(first("a", 0), first("a", 1));
         assert_ne!(first("a", 0), first("b", 0));
         assert_eq!(first("a", 3), first("a", 3));

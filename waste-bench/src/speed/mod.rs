@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use waste_common::cli::{ByteSize, Exit, Failure, Interrupt, Output, Progress, Unit, resolve_model};
 use waste_common::machine::{Machine, peak_rss_bytes};
+use waste_common::plan::Budget;
 use waste_engine::weights::Source;
 use waste_engine::{EngineOptions, open, open_source};
 
@@ -64,6 +65,9 @@ pub struct SpeedArgs {
     /// Write which experts the tokens used, a JSON line a token, for `waste-bench cache`
     #[arg(long, value_name = "FILE", help_heading = "Work")]
     pub record: Option<PathBuf>,
+    /// RAM the run may take: auto, max (all experts if they fit), or a size
+    #[arg(long, env = "WASTE_BUDGET", value_name = "SIZE", default_value_t, help_heading = "Memory")]
+    pub budget: Budget,
     /// Opening the model
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -134,7 +138,7 @@ pub fn run(args: SpeedArgs, format: FormatArgs, output: &Output) -> Result<Exit,
     let model = args.model.as_deref().ok_or_else(|| Failure::usage("a MODEL is needed; see --help"))?;
     let model = resolve_model(model)?;
     let interrupt = Interrupt::install()?;
-    let mut settings = Settings::of(&args.engine)?;
+    let mut settings = Settings::of(&args.engine, args.budget)?;
     settings.engine = EngineOptions { cancelled: interrupt.flag(), ..settings.engine };
     check(&args.work, args.engine.ctx)?;
     let subject =
@@ -247,7 +251,7 @@ pub fn workload(args: &WorkArgs, vocab: usize) -> Workload {
     let mut tokens: Vec<u32> = Vec::with_capacity(args.prompt_tokens + args.tokens);
     for position in 0..args.prompt_tokens + args.tokens {
         let repeated = f64::from(random.float().abs()) < args.repeat;
-        let back = 1 + (random.next() | 1 << 16).trailing_zeros() as usize;
+        let back = 1 + (random.bits() | 1 << 16).trailing_zeros() as usize;
         let token = match position.checked_sub(back) {
             Some(earlier) if repeated => tokens[earlier],
             _ => random.below(vocab as u64) as u32,

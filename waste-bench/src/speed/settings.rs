@@ -10,12 +10,9 @@ use waste_common::plan::{Budget, KvType, PlanOptions, RamShare};
 use waste_engine::kernels::Kernels;
 use waste_engine::{EngineError, EngineOptions};
 
-/// How the engine is opened: as waste-run does it.
+/// How the engine is opened beside the budget: as waste-run does it.
 #[derive(Clone, Debug, clap::Args)]
 pub struct EngineArgs {
-    /// RAM the run may take: auto, max (all experts if they fit), or a size
-    #[arg(long, env = "WASTE_BUDGET", value_name = "SIZE", default_value_t, help_heading = "Memory")]
-    pub budget: Budget,
     /// Share of the usable RAM that an automatic budget stays within
     #[arg(long, value_name = "N/D", default_value_t, help_heading = "Memory")]
     pub ram_share: RamShare,
@@ -82,13 +79,13 @@ impl Settings {
     ///
     /// # Errors
     /// There is no such kernel set.
-    pub fn of(args: &EngineArgs) -> Result<Settings, EngineError> {
+    pub fn of(args: &EngineArgs, budget: Budget) -> Result<Settings, EngineError> {
         let threads = args.threads.or(args.cpus.as_ref().map(|cpus| cpus.0.len()));
         let plan = PlanOptions {
             ctx: args.ctx,
             kv: args.kv,
             chunk: args.chunk,
-            budget: args.budget,
+            budget,
             ram_share: args.ram_share,
             allow_swap: args.allow_swap,
             ..PlanOptions::default()
