@@ -135,6 +135,7 @@ fn checkpoints_are_read_like_published_ones() {
         let dir = tempfile::tempdir().unwrap();
         let report = written(&[shape, "--checkpoint"], dir.path());
         assert_eq!(report["checkpoint"], dir.path().to_str().unwrap());
+        assert_eq!(dir.path().join("preprocessor_config.json").exists(), shape == "tiny-k3");
         let shards = files(dir.path()).keys().filter(|name| name.ends_with(".safetensors")).count();
         assert!(shards > 2);
         let (last, _) = logits(dir.path());

@@ -16,6 +16,9 @@ use super::sidecars;
 use super::weights::{self, Values, in_order};
 use crate::random::Random;
 
+/// How K3 prepares images: converters want it wherever there is a vision tower.
+const PREPROCESSOR: &str = include_str!("shapes/preprocessor_config.json");
+
 /// What to write.
 #[derive(Clone, Debug)]
 pub struct CheckpointSpec<'a> {
@@ -127,6 +130,9 @@ pub fn write(dir: &Path, spec: &CheckpointSpec<'_>, progress: &dyn Fn(u64)) -> R
         .filter(|(key, _)| !key.starts_with("media"))
         .map(|(key, id)| ((*key).to_owned(), json!(id)))
         .collect();
+    if spec.model.vision.is_some() {
+        write_atomic(&dir.join("preprocessor_config.json"), PREPROCESSOR.as_bytes())?;
+    }
     for (name, content) in [
         ("tiktoken.model", sidecars::ranks()),
         ("tokenizer_config.json", sidecars::checkpoint_specials().to_string()),
