@@ -87,8 +87,17 @@ pub struct Trace {
 impl Engine {
     /// Opens a container or a checkpoint directory.
     pub fn open(dir: &Path, options: EngineOptions) -> Result<Self, EngineError> {
+        Self::open_with(dir, options, Kernels::from_env()?)
+    }
+
+    /// [`Engine::open`] with kernels of the caller's choice.
+    pub fn open_with(
+        dir: &Path,
+        options: EngineOptions,
+        kernels: &'static Kernels,
+    ) -> Result<Self, EngineError> {
         let (source, config) = open_source(dir)?;
-        Self::load(source, config, options, Kernels::from_env()?)
+        Self::load(source, config, options, kernels)
     }
 
     fn load(

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 use waste_common::cli::CommonArgs;
+use waste_common::machine::CpuList;
 use waste_common::plan::{Budget, KvType, RamShare};
 use waste_engine::Arith;
 
@@ -68,7 +69,7 @@ pub struct ModelArgs {
     #[arg(long, env = "WASTE_THREADS", value_name = "N", help_heading = "Compute and I/O")]
     pub threads: Option<usize>,
     /// Bind the compute threads to these CPUs, such as 0-2,6-8 (Linux)
-    #[arg(long, value_name = "LIST", value_parser = cpu_list, help_heading = "Compute and I/O")]
+    #[arg(long, value_name = "LIST", help_heading = "Compute and I/O")]
     pub cpus: Option<CpuList>,
     /// The arithmetic of the experts: exact (f32 tables and products) or fast (16-bit tables)
     #[arg(long, value_name = "KIND", default_value = "exact", help_heading = "Compute and I/O")]
@@ -80,10 +81,6 @@ pub struct ModelArgs {
     #[arg(long, help_heading = "Compute and I/O")]
     pub no_direct_io: bool,
 }
-
-/// A list of CPU numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CpuList(pub Vec<usize>);
 
 /// Where a text comes from.
 #[derive(Clone, Debug, clap::Args)]
@@ -259,27 +256,6 @@ pub fn id_list(text: &str) -> Result<IdList, String> {
     }
 }
 
-/// CPU numbers and ranges, such as `0-2,6-8`.
-fn cpu_list(text: &str) -> Result<CpuList, String> {
-    let wrong = || format!("expected CPU numbers such as 0-2,6-8, found `{text}`");
-    let number = |text: &str| text.trim().parse::<usize>().ok().filter(|&cpu| cpu < 1 << 16);
-    let mut cpus = Vec::new();
-    for part in text.split(',') {
-        let (first, last) = match part.split_once('-') {
-            Some((first, last)) => (number(first), number(last)),
-            None => (number(part), number(part)),
-        };
-        let (Some(first), Some(last)) = (first, last) else { return Err(wrong()) };
-        if first > last {
-            return Err(wrong());
-        }
-        cpus.extend(first..=last);
-    }
-    cpus.sort_unstable();
-    cpus.dedup();
-    Ok(CpuList(cpus))
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -293,10 +269,6 @@ mod tests {
 
     #[test]
     fn lists_are_strict() {
-        assert_eq!(cpu_list("6-8,0"), Ok(CpuList(vec![0, 6, 7, 8])));
-        for wrong in ["", "a", "3-1", "1-", "-2", "1,,2", "99999999"] {
-            assert!(cpu_list(wrong).is_err(), "{wrong}");
-        }
         assert_eq!(id_list("1, 2\n3"), Ok(IdList(vec![1, 2, 3])));
         for wrong in ["x", "1,-2", "1.5", "4294967296"] {
             assert!(id_list(wrong).is_err(), "{wrong}");

@@ -1,6 +1,5 @@
 //! Opening a model: resolve, plan, reserve, load.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -9,9 +8,9 @@ use std::time::Instant;
 use waste_common::cli::{ByteSize, Chained, Failure, Interrupt, Model, Output, Progress, Unit};
 use waste_common::io::{Bypass, filesystem};
 use waste_common::machine::{Machine, Reservation};
-use waste_common::plan::{self, Budget, MemoryPlan, ModelSizes, PlanOptions};
-use waste_engine::weights::Source;
-use waste_engine::{Engine, EngineError, EngineOptions, Event, Watch, open_source};
+use waste_common::plan::{Budget, MemoryPlan, PlanOptions};
+use waste_engine::open::{self, Reserved};
+use waste_engine::{Engine, EngineError, EngineOptions, Event, Watch};
 
 use crate::args::ModelArgs;
 
@@ -35,8 +34,12 @@ pub fn open(model: &Model, args: &ModelArgs, tokens: &[u32], output: &Output) ->
     let interrupt = Interrupt::install()?;
     let dir = model.path();
     let options = plan_options(model, args)?;
-    let sizes = sizes(dir)?;
-    let (plan, reservation) = reserve(dir, &sizes, &options, output)?;
+    let what = format!("waste-run {}", dir.display());
+    let sizes = open::sizes(dir)?;
+    let Reserved { plan, reservation, unseen } = open::reserve(&sizes, &options, &Machine::probe()?, &what)?;
+    if let Some(error) = unseen {
+        output.detail(format_args!("other engines are not considered: {error}"));
+    }
     EngineError::check_tokens(tokens, 0, options.ctx, sizes.config.vocab)?;
     output.note(&plan.explanation);
     for warning in &plan.warnings {
@@ -47,23 +50,18 @@ pub fn open(model: &Model, args: &ModelArgs, tokens: &[u32], output: &Output) ->
     {
         output.warn(format_args!("{}: {warning}", dir.display()));
     }
-    let watch = watch(output);
     let engine_options = EngineOptions {
-        ctx: options.ctx,
-        kv: options.kv,
         arith: args.arith,
-        chunk: options.chunk,
-        threads: options.threads,
         cpus: args.cpus.as_ref().map(|cpus| cpus.0.clone()),
-        cache_slots: usize::try_from(plan.cache_slots).unwrap_or(usize::MAX),
         readers: from_env("WASTE_IO_DEPTH", 4)?,
         lookahead: from_env("WASTE_LOOKAHEAD", 6)?,
         bypass: if args.no_direct_io { Bypass::Off } else { Bypass::On },
         verify: args.verify,
         cancelled: interrupt.flag(),
-        watch,
+        watch: watch(output),
+        ..EngineOptions::default()
     };
-    let engine = Engine::open(dir, engine_options)?;
+    let engine = Engine::open(dir, engine_options.within(&plan))?;
     let load_seconds = start.elapsed().as_secs_f64();
     output.detail(format_args!(
         "loaded in {load_seconds:.2} s: {} kernels, {} threads, direct I/O {}",
@@ -72,48 +70,6 @@ pub fn open(model: &Model, args: &ModelArgs, tokens: &[u32], output: &Output) ->
         if engine.direct_io() { "on" } else { "off" },
     ));
     Ok(Opened { engine, plan, load_seconds, interrupt, _reservation: reservation })
-}
-
-fn sizes(dir: &Path) -> Result<ModelSizes, Failure> {
-    let (source, _) = open_source(dir)?;
-    Ok(match source {
-        Source::Container(container) => ModelSizes::of_container(&container)?,
-        Source::Checkpoint(checkpoint) => ModelSizes::of_checkpoint_run_directly(checkpoint.config())?,
-    })
-}
-
-/// Plans with what other engines leave, and takes it, in one step.
-fn reserve(
-    dir: &Path,
-    sizes: &ModelSizes,
-    options: &PlanOptions,
-    output: &Output,
-) -> Result<(MemoryPlan, Option<Reservation>), Failure> {
-    let machine = Machine::probe()?;
-    let mut made = None;
-    let what = format!("waste-run {}", dir.display());
-    let reservation = Reservation::plan(&what, |others| {
-        let reserved: u64 = others.iter().map(|other| other.bytes).sum();
-        let unreserved = machine.usable_ram_bytes.saturating_add(machine.reserved_bytes);
-        let machine = Machine {
-            usable_ram_bytes: unreserved.saturating_sub(reserved),
-            reserved_bytes: reserved,
-            ..machine.clone()
-        };
-        let plan = plan::plan(sizes, options, &machine)?;
-        let budget = plan.budget_bytes;
-        made = Some(plan);
-        Ok::<u64, plan::PlanError>(budget)
-    });
-    match (reservation, made) {
-        (Ok(Ok(reservation)), Some(plan)) => Ok((plan, Some(reservation))),
-        (Ok(Err(refusal)), _) => Err(refusal.into()),
-        (Err(error), _) => {
-            output.detail(format_args!("other engines are not considered: {error}"));
-            Ok((plan::plan(sizes, options, &machine)?, None))
-        }
-        (Ok(Ok(_)), None) => Err(Failure::internal("a reservation was made without a plan")),
-    }
 }
 
 /// Explicit options win over those of a plan, those over the defaults.

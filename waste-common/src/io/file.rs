@@ -308,24 +308,37 @@ fn open_with(path: &Path, options: &OpenOptions) -> Result<PlainFile, ReadError>
 /// Open past the page cache and read one block to see that it works.
 fn open_direct(path: &Path) -> Result<PlainFile, ReadError> {
     let mut options = OpenOptions::new();
-    options.read(true);
-    #[cfg(target_os = "linux")]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, rustix::fs::OFlags::DIRECT.bits() as i32);
-    #[cfg(windows)]
-    {
-        const FILE_FLAG_NO_BUFFERING: u32 = 0x2000_0000;
-        std::os::windows::fs::OpenOptionsExt::custom_flags(&mut options, FILE_FLAG_NO_BUFFERING);
-    }
+    set_direct(options.read(true));
     let plain = open_with(path, &options)?;
     let refused = |source| ReadError::Open { file: path.to_owned(), source };
-    #[cfg(target_vendor = "apple")]
-    rustix::fs::fcntl_nocache(&plain.file, true).map_err(|error| refused(error.into()))?;
-    if cfg!(not(any(target_os = "linux", windows, target_vendor = "apple"))) {
-        return Err(refused(io::Error::from(io::ErrorKind::Unsupported)));
-    }
+    make_direct(&plain.file).map_err(refused)?;
     let mut block = AlignedBuf::zeroed(ALIGNMENT).map_err(|error| refused(io::Error::other(error)))?;
     plain.read_while(0, block.bytes_mut(), |got| got == 0)?;
     Ok(plain)
+}
+
+/// Asks for a file past the page cache, where that is asked for when it is opened.
+pub(super) fn set_direct(options: &mut OpenOptions) {
+    #[cfg(target_os = "linux")]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options, rustix::fs::OFlags::DIRECT.bits() as i32);
+    #[cfg(windows)]
+    {
+        const FILE_FLAG_NO_BUFFERING: u32 = 0x2000_0000;
+        std::os::windows::fs::OpenOptionsExt::custom_flags(options, FILE_FLAG_NO_BUFFERING);
+    }
+    #[cfg(not(any(target_os = "linux", windows)))]
+    let _ = options;
+}
+
+/// The same where it is asked for of an open file; an error on systems that have neither.
+pub(super) fn make_direct(file: &File) -> io::Result<()> {
+    #[cfg(target_vendor = "apple")]
+    rustix::fs::fcntl_nocache(file, true)?;
+    let _ = file;
+    if cfg!(not(any(target_os = "linux", windows, target_vendor = "apple"))) {
+        return Err(io::Error::from(io::ErrorKind::Unsupported));
+    }
+    Ok(())
 }
 
 /// Records are read at random: reading ahead would only waste the disk.

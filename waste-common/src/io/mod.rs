@@ -7,10 +7,12 @@
 mod buffer;
 mod file;
 mod filesystem;
+mod write;
 
 pub use buffer::{AlignedBuf, OutOfMemory};
 pub use file::{Bypass, PlainFile, ReadError, ReadFile};
 pub use filesystem::{FileSystem, filesystem};
+pub use write::DirectWriter;
 
 /// The alignment of cache-bypassing reads in bytes: of the offset, the length and the buffer.
 pub const ALIGNMENT: usize = 4096;

@@ -96,6 +96,16 @@ fn stat_major_faults(stat: &str) -> Option<u64> {
     after_name.split_whitespace().nth(9)?.parse().ok()
 }
 
+/// The bytes this process has made the storage layer read: what the page cache served does not count. Linux only.
+pub fn storage_bytes_read() -> Option<u64> {
+    if cfg!(target_os = "linux") { io_read_bytes(&small_file(Path::new("/proc/self/io"))?) } else { None }
+}
+
+/// `read_bytes` of proc/self/io.
+fn io_read_bytes(io: &str) -> Option<u64> {
+    io.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +154,13 @@ mod tests {
         assert_eq!(stat_major_faults(stat), Some(9));
         assert_eq!(stat_major_faults("7 (a"), None);
         assert_eq!(major_faults().is_some(), cfg!(target_os = "linux"));
+    }
+
+    #[test]
+    fn read_bytes_are_found() {
+        assert_eq!(io_read_bytes("rchar: 5\nread_bytes: 4096\nwrite_bytes: 1\n"), Some(4096));
+        assert_eq!(io_read_bytes("rchar: 5\n"), None);
+        assert!(storage_bytes_read().is_none() || cfg!(target_os = "linux"));
     }
 
     #[test]

@@ -6,11 +6,13 @@
 //! for `--ram`.
 
 mod cgroup;
+mod cpus;
 mod memory;
 mod mounts;
 mod reservation;
 
-pub use memory::{major_faults, peak_rss_bytes};
+pub use cpus::CpuList;
+pub use memory::{major_faults, peak_rss_bytes, storage_bytes_read};
 pub use mounts::{Mount, mounts};
 pub use reservation::{Reservation, ReservationError, ReservationInfo, reserved};
 

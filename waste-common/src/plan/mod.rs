@@ -90,6 +90,13 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
+    /// What a run can really take: a budget may be larger than all there is to keep.
+    pub fn taken_bytes(&self) -> u64 {
+        let cache = self.cache_slots.saturating_mul(self.record_bytes);
+        self.budget_bytes
+            .min(self.floor_bytes.saturating_sub(self.min_expert_cache_bytes).saturating_add(cache))
+    }
+
     /// Whether the cache holds every expert of the model.
     pub fn holds_all_experts(&self) -> bool {
         self.expert_cache_bytes >= self.experts_bytes

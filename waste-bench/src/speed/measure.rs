@@ -1,0 +1,111 @@
+//! One run: a prompt and the tokens after it, with all counters around each phase.
+
+use std::time::Instant;
+
+use serde::Serialize;
+use waste_common::machine::major_faults;
+use waste_engine::experts::ReadStats;
+use waste_engine::{Engine, EngineError, Session, Wanted};
+
+/// The tokens of a run. What is decoded does not depend on what is predicted, so that all runs do the same work.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// Taken in at once.
+    pub prompt: Vec<u32>,
+    /// Taken in one by one.
+    pub decode: Vec<u32>,
+}
+
+/// What is timed apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// The prompt.
+    Prefill,
+    /// The tokens after it.
+    Decode,
+}
+
+impl Phase {
+    /// Both, in their order.
+    pub const ALL: [Phase; 2] = [Phase::Prefill, Phase::Decode];
+
+    /// `prefill` or `decode`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Prefill => "prefill",
+            Phase::Decode => "decode",
+        }
+    }
+}
+
+/// What one phase of one run took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sample {
+    /// Tokens taken in.
+    pub tokens: usize,
+    /// Wall clock.
+    pub seconds: f64,
+    /// What the expert store did.
+    pub reads: ReadStats,
+    /// Page faults that had to read from disk; 0 where the system does not say.
+    pub major_faults: u64,
+}
+
+impl Sample {
+    /// Tokens a second.
+    pub fn rate(&self) -> f64 {
+        self.tokens as f64 / self.seconds
+    }
+
+    /// Milliseconds a token.
+    pub fn ms(&self) -> f64 {
+        1e3 * self.seconds / self.tokens as f64
+    }
+}
+
+/// Runs the workload from an empty state; a phase without tokens gives an empty sample.
+///
+/// # Errors
+/// As [`Engine::forward`].
+pub fn run(engine: &Engine, session: &mut Session, work: &Workload) -> Result<[Sample; 2], EngineError> {
+    session.reset();
+    let prefill = sample(engine, work.prompt.len(), || {
+        if work.prompt.is_empty() { Ok(()) } else { step(engine, session, &work.prompt) }
+    })?;
+    let decode = sample(engine, work.decode.len(), || {
+        work.decode.chunks(1).try_for_each(|token| step(engine, session, token))
+    })?;
+    Ok([prefill, decode])
+}
+
+fn step(engine: &Engine, session: &mut Session, tokens: &[u32]) -> Result<(), EngineError> {
+    engine.forward(session, tokens, Wanted::Last, &mut |_, logits| {
+        std::hint::black_box(logits);
+        Ok(())
+    })
+}
+
+fn sample(
+    engine: &Engine,
+    tokens: usize,
+    work: impl FnOnce() -> Result<(), EngineError>,
+) -> Result<Sample, EngineError> {
+    let (before, faults) = (engine.read_stats(), major_faults().unwrap_or(0));
+    let start = Instant::now();
+    work()?;
+    let seconds = start.elapsed().as_secs_f64();
+    let major_faults = major_faults().unwrap_or(0).saturating_sub(faults);
+    Ok(Sample { tokens, seconds, reads: since(before, engine.read_stats()), major_faults })
+}
+
+fn since(before: ReadStats, after: ReadStats) -> ReadStats {
+    ReadStats {
+        hits: after.hits - before.hits,
+        ahead_hits: after.ahead_hits - before.ahead_hits,
+        misses: after.misses - before.misses,
+        ahead_reads: after.ahead_reads - before.ahead_reads,
+        bytes_read: after.bytes_read - before.bytes_read,
+        stall_nanos: after.stall_nanos - before.stall_nanos,
+    }
+}
