@@ -47,7 +47,7 @@ impl Open {
             open::reserve(&subject.sizes, &settings.plan, &subject.machine, &what)?;
         let options = settings.engine.clone().within(&plan);
         let engine = Engine::open_with(subject.dir, options, settings.kernels)?;
-        let session = engine.session();
+        let session = engine.session()?;
         Ok(Open { engine, session, plan, _reservation: reservation })
     }
 
