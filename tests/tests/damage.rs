@@ -304,3 +304,24 @@ fn a_damaged_checkpoint_is_refused() {
         assert_eq!(ran.exit, Some(3), "{what}: {}", ran.stderr);
     }
 }
+
+/// Same bytes, other rows: groups of a quantised matrix would be read across its rows' ends.
+#[test]
+fn a_reshaped_matrix_is_refused() {
+    let model = container();
+    model.edit("manifest.json", |manifest| {
+        let trunk = manifest["trunk"].as_array_mut().unwrap();
+        let embedding =
+            trunk.iter_mut().find(|entry| entry["name"].as_str().unwrap().ends_with("embed_tokens.weight"));
+        embedding.unwrap()["shape"] = json!([650, 2, 128]);
+    });
+    refused(&model, &["embed_tokens", "[650, 2, 128]"]);
+}
+
+/// Planner and engine must mean the same tensors.
+#[test]
+fn a_foreign_tensor_prefix_is_refused() {
+    let model = container();
+    model.edit("manifest.json", |manifest| manifest["tensor_prefix"] = json!("x"));
+    refused(&model, &["tensor_prefix"]);
+}

@@ -33,7 +33,7 @@ fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
 fn logits(dir: &Path) -> (Vec<f32>, Trace) {
     let options = EngineOptions { ctx: 64, cache_slots: 64, threads: 2, ..EngineOptions::default() };
     let engine = Engine::open(dir, options).unwrap();
-    let mut session = engine.session();
+    let mut session = engine.session().unwrap();
     let (mut last, mut trace) = (Vec::new(), Trace::default());
     let tokens: Vec<u32> = (0..40).map(|i| i * 37 % 256).collect();
     let mut sink = |_, logits: &[f32]| {

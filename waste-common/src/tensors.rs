@@ -4,6 +4,9 @@
 
 use crate::config::{Mixer, ModelConfig};
 
+/// Most elements behind those a padded tensor must have (K3's `A_log` has 32).
+const PADDING_MAX: u64 = 1024;
+
 /// A tensor of the model: its name and its shape in the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
@@ -21,16 +24,24 @@ impl TensorSpec {
         self.shape.iter().map(|&d| d as u64).product()
     }
 
-    /// Whether a stored tensor of this shape can serve: same elements, and the same rows where it is a matrix.
+    /// Whether a stored tensor of this shape can serve: the same elements, in the same rows where it is a matrix,
+    /// behind which a padded one may have some more.
     pub fn accepts(&self, shape: &[usize]) -> bool {
         let Some(elements) = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d as u64)) else {
             return false;
         };
         if self.padded {
-            return elements >= self.elements();
+            return (self.elements()..=self.elements() + PADDING_MAX).contains(&elements);
         }
-        let matrix = self.shape.len() > 1 && self.shape[0] > 1;
-        elements == self.elements() && (!matrix || shape.first() == self.shape.first())
+        if elements != self.elements() {
+            return false;
+        }
+        match self.shape[..] {
+            // Quantised groups end with a row, so the rows of a matrix must be the stored ones.
+            [rows, cols] if rows > 1 => shape.first() == Some(&rows) && shape.last() == Some(&cols),
+            [rows, ..] if self.shape.len() > 2 => shape.first() == Some(&rows),
+            _ => true,
+        }
     }
 }
 
@@ -276,7 +287,8 @@ mod tests {
         let spec =
             |shape: &[usize], padded| TensorSpec { name: String::new(), shape: shape.to_vec(), padded };
         assert!(spec(&[96], true).accepts(&[128]) && spec(&[32], true).accepts(&[1, 1, 32, 1]));
-        assert!(!spec(&[96], true).accepts(&[95]));
+        assert!(!spec(&[96], true).accepts(&[95]) && !spec(&[96], true).accepts(&[400_000_000]));
+        assert!(spec(&[8, 4], false).accepts(&[8, 1, 4]) && !spec(&[8, 4], false).accepts(&[8, 2, 2]));
         assert!(spec(&[8, 1, 4], false).accepts(&[8, 4]) && !spec(&[8, 4], false).accepts(&[4, 8]));
         assert!(spec(&[1, 256], false).accepts(&[256]) && spec(&[256], false).accepts(&[1, 256]));
         assert!(!spec(&[4], false).accepts(&[usize::MAX, usize::MAX]));

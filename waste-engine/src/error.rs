@@ -46,6 +46,10 @@ pub enum EngineError {
     Kernels { name: String, why: String },
     #[error("tensor `{name}` has shape {found:?}; the configuration needs {expected:?}")]
     Shape { name: String, found: Vec<usize>, expected: Vec<usize> },
+    #[error(
+        "the manifest's tensor_prefix is {found:?}, but its configuration means {expected:?}: it is damaged (see waste-verify)"
+    )]
+    Prefix { found: String, expected: &'static str },
     #[error("{what}: {why}")]
     Option { what: &'static str, why: String },
     #[error("cannot start {what}: {source}")]
@@ -103,9 +107,10 @@ impl Coded for EngineError {
             EngineError::Expert { source, .. } => source.exit(),
             EngineError::Kernels { .. } | EngineError::Option { .. } => Exit::Usage,
             EngineError::ContextFull { .. } | EngineError::TokenOutOfRange { .. } => Exit::Data,
-            EngineError::NotAModel { .. } | EngineError::Shape { .. } | EngineError::NotFinite { .. } => {
-                Exit::Data
-            }
+            EngineError::NotAModel { .. }
+            | EngineError::Prefix { .. }
+            | EngineError::Shape { .. }
+            | EngineError::NotFinite { .. } => Exit::Data,
             EngineError::Thread { .. } | EngineError::NoSlot { .. } | EngineError::Sink(_) => Exit::Internal,
             EngineError::Interrupted => Exit::Interrupted,
         }
@@ -129,6 +134,7 @@ impl Coded for EngineError {
             EngineError::NotAModel { .. } => "not_a_model",
             EngineError::Kernels { .. } => "kernels_unavailable",
             EngineError::Shape { .. } => "wrong_shape",
+            EngineError::Prefix { .. } => "wrong_prefix",
             EngineError::Option { .. } => "invalid_option",
             EngineError::Thread { .. } => "thread_failed",
             EngineError::NoSlot { .. } => "no_cache_slot",

@@ -497,6 +497,10 @@ pub fn open_source(dir: &Path) -> Result<(Source, ModelConfig), EngineError> {
     if dir.join("manifest.json").exists() {
         let container = Container::open(dir)?;
         let config = ModelConfig::from_container(&container.manifest().config)?;
+        let found = &container.manifest().tensor_prefix;
+        if found != config.tensor_prefix {
+            return Err(EngineError::Prefix { found: found.clone(), expected: config.tensor_prefix });
+        }
         return Ok((Source::Container(Arc::new(container)), config));
     }
     if Checkpoint::is_checkpoint(dir) {

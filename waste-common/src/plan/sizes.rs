@@ -54,7 +54,7 @@ impl ModelSizes {
         let (mut trunk, mut tower) = (0, 0);
         let embedding = tensors::embedding(&config);
         for entry in &manifest.trunk {
-            if !entry.name.starts_with(&manifest.tensor_prefix) {
+            if !entry.name.starts_with(config.tensor_prefix) {
                 tower += u128::from(entry.bytes);
             } else if entry.name != embedding || config.tied_embeddings {
                 trunk += u128::from(entry.bytes);
