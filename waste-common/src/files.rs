@@ -18,6 +18,8 @@ pub const LOCK_NAME: &str = ".waste.lock";
 pub enum FileError {
     #[error("cannot {doing} {}: {source}", path.display())]
     Io { doing: &'static str, path: PathBuf, source: io::Error },
+    #[error("{} is a link or no regular file; nothing is written through it: remove it", path.display())]
+    NotAFile { path: PathBuf },
     #[error(
         "{} is in use by {}; wait for it to end, or stop it",
         dir.display(),
@@ -41,6 +43,7 @@ impl Coded for FileError {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Exit::Space,
                 _ => Exit::Data,
             },
+            FileError::NotAFile { .. } => Exit::Data,
             FileError::Locked { .. } => Exit::Locked,
         }
     }
@@ -49,6 +52,7 @@ impl Coded for FileError {
         match self {
             FileError::Io { .. } if self.exit() == Exit::Space => "disk_full",
             FileError::Io { .. } => "file_error",
+            FileError::NotAFile { .. } => "not_a_file",
             FileError::Locked { .. } => "locked",
         }
     }
@@ -56,7 +60,7 @@ impl Coded for FileError {
     fn fields(&self) -> Map<String, Value> {
         let mut fields = Map::new();
         match self {
-            FileError::Io { path, .. } => {
+            FileError::Io { path, .. } | FileError::NotAFile { path } => {
                 fields.insert("file".into(), path.display().to_string().into());
             }
             FileError::Locked { dir, pid } => {
@@ -78,12 +82,17 @@ pub struct AtomicFile {
 }
 
 impl AtomicFile {
-    /// Starts `path`, as `path.tmp` in the same directory; a leftover of that name is overwritten.
+    /// Starts `path`, as `path.tmp` in the same directory; a leftover of that name is replaced. A link of that name
+    /// is refused: it is none of ours, and its target must not be written.
     pub fn create(path: &Path) -> Result<Self, FileError> {
         let mut tmp = path.as_os_str().to_owned();
         tmp.push(".tmp");
         let tmp = PathBuf::from(tmp);
-        let file = File::create(&tmp).map_err(FileError::io("create", &tmp))?;
+        if regular_or_absent(&tmp)? {
+            fs::remove_file(&tmp).map_err(FileError::io("remove", &tmp))?;
+        }
+        // New, so never through a link that was planted since.
+        let file = File::create_new(&tmp).map_err(FileError::io("create", &tmp))?;
         Ok(AtomicFile { path: path.to_owned(), tmp, writer: Some(BufWriter::with_capacity(1 << 20, file)) })
     }
 
@@ -153,6 +162,16 @@ pub fn sync_dir(dir: &Path) -> Result<(), FileError> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(FileError::io("sync directory", dir))
 }
 
+/// Whether there is a regular file of this name; a link or anything else is an error.
+fn regular_or_absent(path: &Path) -> Result<bool, FileError> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_file() => Ok(true),
+        Ok(_) => Err(FileError::NotAFile { path: path.to_owned() }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(FileError::io("look at", path)(error)),
+    }
+}
+
 fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
@@ -168,17 +187,21 @@ pub struct DirLock {
 }
 
 impl DirLock {
-    /// Locks `dir`, or says which process holds it.
+    /// Locks `dir`, or says which process holds it. A lock file that is a link is refused, its target left alone.
     pub fn acquire(dir: &Path) -> Result<Self, FileError> {
         let path = dir.join(LOCK_NAME);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::custom_flags(
+            &mut options,
+            rustix::fs::OFlags::NOFOLLOW.bits() as i32,
+        );
         loop {
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&path)
-                .map_err(FileError::io("open", &path))?;
+            for path in [&path, &pid_path(dir)] {
+                regular_or_absent(path)?;
+            }
+            let file = options.open(&path).map_err(FileError::io("open", &path))?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
@@ -279,6 +302,45 @@ mod tests {
         assert!(write_atomic(&path, b"new").is_err());
         assert_eq!(names(dir.path()), ["a"]);
         assert!(path.join("x").exists());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_planted_lock_link_is_refused_and_its_target_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let victim = tempfile::NamedTempFile::new().unwrap();
+        fs::write(victim.path(), b"precious").unwrap();
+        std::os::unix::fs::symlink(victim.path(), dir.path().join(LOCK_NAME)).unwrap();
+        let error = DirLock::acquire(dir.path()).unwrap_err();
+        assert!(matches!(&error, FileError::NotAFile { path } if path.ends_with(LOCK_NAME)), "{error}");
+        assert_eq!(fs::read(victim.path()).unwrap(), b"precious");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_planted_tmp_link_is_refused_and_its_target_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let victim = tempfile::NamedTempFile::new().unwrap();
+        fs::write(victim.path(), b"precious").unwrap();
+        std::os::unix::fs::symlink(victim.path(), dir.path().join("a.json.tmp")).unwrap();
+        let dangling = dir.path().join("b.json.tmp");
+        std::os::unix::fs::symlink(dir.path().join("nowhere"), dangling).unwrap();
+        for name in ["a.json", "b.json"] {
+            let error = write_atomic(&dir.path().join(name), b"new").unwrap_err();
+            assert!(matches!(error, FileError::NotAFile { .. }), "{error}");
+        }
+        assert_eq!(fs::read(victim.path()).unwrap(), b"precious");
+        assert!(!dir.path().join("nowhere").exists());
+    }
+
+    #[test]
+    fn a_leftover_of_an_earlier_run_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        fs::write(dir.path().join("a.json.tmp"), b"a longer leftover").unwrap();
+        write_atomic(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(names(dir.path()), ["a.json"]);
     }
 
     #[test]

@@ -15,3 +15,4 @@ pub mod machine;
 pub mod plan;
 pub mod quant;
 pub mod tensors;
+pub mod tokens;

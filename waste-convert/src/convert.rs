@@ -75,6 +75,7 @@ pub fn convert(request: &Request, output: &Output, interrupt: &Interrupt) -> Res
     if same_directory(&request.checkpoint, &request.container) {
         return Err(ConvertError::SameDirectory { dir: request.container.clone() });
     }
+    refuse_checkpoint(&request.container)?;
     let source = Source::open(&request.checkpoint)?;
     for name in source.ignored.iter().take(8) {
         output.warn(format_args!("tensor `{name}` is not carried over: the model has no use for it"));
@@ -95,6 +96,25 @@ pub fn convert(request: &Request, output: &Output, interrupt: &Interrupt) -> Res
         Begun::Unfinished(state) => pool.install(|| conversion.work(writer, state, output, interrupt))?,
     };
     conversion.report(&state, resumed, start)
+}
+
+/// Refuses a target that holds files of a checkpoint, forced or not: some have the names of a container's.
+fn refuse_checkpoint(dir: &Path) -> Result<(), ConvertError> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(FileError::io("list", dir))?,
+    };
+    for entry in entries {
+        let name = entry.map_err(FileError::io("list", dir))?.file_name();
+        let file = name.to_string_lossy();
+        let lower = file.to_lowercase();
+        if ["config.json", "model.safetensors.index.json"].contains(&lower.as_str())
+            || lower.ends_with(".safetensors")
+        {
+            return Err(ConvertError::InCheckpoint { dir: dir.to_owned(), file: file.into_owned() });
+        }
+    }
+    Ok(())
 }
 
 /// A conversion whose input has been checked.

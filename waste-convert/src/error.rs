@@ -45,6 +45,8 @@ pub enum ConvertError {
         dir.display()
     )]
     Foreign { dir: PathBuf, file: String },
+    #[error("{} holds {file}: it is a checkpoint, and no container is made in one; choose another directory", dir.display())]
+    InCheckpoint { dir: PathBuf, file: String },
     #[error(
         "{} was begun with {key} {begun}, this run says {wanted}; give the same options again, or --force to begin anew",
         dir.display()
@@ -109,6 +111,7 @@ impl Coded for ConvertError {
             ConvertError::Sidecar { .. } => "bad_sidecar",
             ConvertError::Exists { .. } => "container_exists",
             ConvertError::Foreign { .. } => "foreign_files",
+            ConvertError::InCheckpoint { .. } => "target_is_checkpoint",
             ConvertError::Options { .. } => "other_options",
             ConvertError::State { .. } => "bad_state",
             ConvertError::SameDirectory { .. } => "same_directory",

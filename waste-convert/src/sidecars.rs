@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 use waste_common::json;
+use waste_common::tokens::{RANK_FILE_BYTES_MAX, Ranks, SPECIALS_FILE_BYTES_MAX, Specials};
 
 use crate::error::ConvertError;
 use crate::source::Source;
@@ -11,7 +12,7 @@ use crate::source::Source;
 /// Every sidecar a conversion may write.
 pub const NAMES: [&str; 5] =
     ["tokenizer.model", "specials.json", "vision.json", "chat_template.jinja", "generation_config.json"];
-/// Largest sidecar (K3's tokenizer has 2.8 MB).
+/// Largest other sidecar.
 const BYTES_MAX: u64 = 64 << 20;
 /// A cap on the prompt cost of an image.
 const MAX_PATCHES: u64 = 1024;
@@ -26,16 +27,23 @@ pub type Sidecar = (&'static str, Vec<u8>);
 pub fn collect(source: &Source) -> Result<(Vec<Sidecar>, Vec<String>), ConvertError> {
     let dir = source.checkpoint.dir();
     let (mut files, mut warnings) = (Vec::new(), Vec::new());
-    match ["tiktoken.model", "tokenizer.model"].iter().find(|name| dir.join(name).exists()) {
-        Some(name) => files.push(("tokenizer.model", json::read_bounded(&dir.join(name), BYTES_MAX)?)),
-        None => warnings.push(format!(
+    let model = ["tiktoken.model", "tokenizer.model"].map(|name| dir.join(name));
+    let ranks = if let Some(file) = model.iter().find(|file| file.exists()) {
+        let content = json::read_bounded(file, RANK_FILE_BYTES_MAX)?;
+        let ranks = Ranks::parse(&content)
+            .map_err(|error| ConvertError::sidecar(file, format!("the rank file is damaged: {error}")))?;
+        files.push(("tokenizer.model", content));
+        Some(ranks.len())
+    } else {
+        warnings.push(format!(
             "{} has neither tiktoken.model nor tokenizer.model: the container will know tokens only by number",
             dir.display()
-        )),
-    }
+        ));
+        None
+    };
     let tokenizer = dir.join("tokenizer_config.json");
     if tokenizer.exists() {
-        files.push(("specials.json", pretty(&specials(&tokenizer)?)));
+        files.push(("specials.json", pretty(&specials(&tokenizer, ranks)?)));
     } else {
         warnings.push(format!(
             "{} has no tokenizer_config.json: special tokens will have no names",
@@ -53,10 +61,19 @@ pub fn collect(source: &Source) -> Result<(Vec<Sidecar>, Vec<String>), ConvertEr
     Ok((files, warnings))
 }
 
-/// `[{"id", "text"}]` of `added_tokens_decoder`, sorted by id.
-fn specials(file: &Path) -> Result<Value, ConvertError> {
+/// `[{"id", "text"}]` of `added_tokens_decoder`, sorted by id. With the number of `ranks` they are checked as the
+/// engine will check them.
+fn specials(file: &Path, ranks: Option<usize>) -> Result<Value, ConvertError> {
     let fail = |problem: String| ConvertError::sidecar(file, problem);
-    let config = json::read(file, BYTES_MAX)?;
+    let content = json::read_bounded(file, SPECIALS_FILE_BYTES_MAX)?;
+    let config = json::parse(file, &content)?;
+    // The text itself is parsed: a key given twice is not seen in `config`.
+    if let Some(ranks) = ranks
+        && config.get("added_tokens_decoder").is_some()
+    {
+        Specials::from_checkpoint(ranks, &content)
+            .map_err(|error| fail(format!("the special tokens cannot be used: {error}")))?;
+    }
     let mut tokens: Vec<(u32, &str)> = Vec::new();
     if let Some(added) = config.get("added_tokens_decoder") {
         let added = added.as_object().ok_or_else(|| fail("`added_tokens_decoder` is no object".into()))?;

@@ -312,6 +312,76 @@ fn bad_checkpoints_are_refused_by_name() {
     refused(same.path(), same.path(), &QUICK, 3, "same_directory");
 }
 
+/// The engine would refuse it, so no layer is converted.
+#[test]
+fn a_broken_tokenizer_is_refused_before_any_layer() {
+    let bad = copy(&golden("tiny-k3"));
+    let out = tempfile::tempdir().unwrap();
+    let container = out.path().join("c.waste");
+    let must_name = |file: &str, words: &str| {
+        let error = refused(bad.path(), &container, &QUICK, 3, "bad_sidecar");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(file) && message.contains(words), "{message}");
+        assert!(!container.exists(), "nothing is written for what is refused");
+    };
+    let ranks = fs::read_to_string(bad.path().join("tiktoken.model")).unwrap();
+    let twice = format!("{ranks}{}\n", ranks.lines().next().unwrap());
+    for (content, words) in [("garbage", "line 1"), ("", "0x00"), (twice.as_str(), "a second time")] {
+        fs::write(bad.path().join("tiktoken.model"), content).unwrap();
+        must_name("tiktoken.model", words);
+    }
+    fs::write(bad.path().join("tiktoken.model"), &ranks).unwrap();
+    let specials = |list: &str| {
+        let config = format!(r#"{{"added_tokens_decoder":{{{list}}}}}"#);
+        fs::write(bad.path().join("tokenizer_config.json"), config).unwrap();
+    };
+    for (list, words) in [
+        (r#""394":{"content":"a"},"394":{"content":"b"}"#, "named twice"),
+        (r#""394":{"content":"a"},"395":{"content":"a"}"#, "same name"),
+        (r#""393":{"content":"a"}"#, "393"),
+        (r#""650":{"content":"a"}"#, "650"),
+        (r#""4294967690":{"content":"a"}"#, "4294967690"),
+        (r#""0394":{"content":"a"}"#, "0394"),
+    ] {
+        specials(list);
+        must_name("tokenizer_config.json", words);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn named_pipes_in_a_checkpoint_are_refused_and_do_not_hang() {
+    let out = tempfile::tempdir().unwrap();
+    for name in ["config.json", "tiktoken.model", "tokenizer_config.json", "generation_config.json"] {
+        let bad = copy(&golden("tiny-linear"));
+        let pipe = bad.path().join(name);
+        let _ = fs::remove_file(&pipe);
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let error = refused(bad.path(), &out.path().join("c.waste"), &QUICK, 3, "not_a_file");
+        assert!(error["message"].as_str().unwrap().contains(name), "{error}");
+    }
+}
+
+#[test]
+fn a_checkpoint_is_never_written_into_nor_deleted_from() {
+    for options in [&["--force"][..], &[]] {
+        let other = copy(&golden("tiny-k3"));
+        let before = files(other.path());
+        let all = [&QUICK, options].concat();
+        refused(&golden("tiny-linear"), other.path(), &all, 3, "target_is_checkpoint");
+        assert!(files(other.path()) == before);
+        for name in ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"] {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join(name), b"x").unwrap();
+            fs::write(dir.path().join("tokenizer.model"), b"precious").unwrap();
+            let error = refused(&golden("tiny-linear"), dir.path(), &all, 3, "target_is_checkpoint");
+            assert!(error["message"].as_str().unwrap().contains(name), "{error}");
+            assert_eq!(fs::read(dir.path().join("tokenizer.model")).unwrap(), b"precious");
+            assert!(!dir.path().join(".waste.lock").exists());
+        }
+    }
+}
+
 #[test]
 fn a_missing_tokenizer_is_a_warning() {
     let bare = copy(&golden("tiny-linear"));

@@ -279,7 +279,6 @@ fn a_directory_without_a_tokenizer_says_what_is_missing() {
     let open = || Tokenizer::open(dir.path()).err().unwrap();
     assert!(matches!(open(), TokenizerError::Missing { .. }));
     std::fs::write(dir.path().join("tokenizer.model"), b"AA== 1\n").unwrap();
-    assert!(matches!(open(), TokenizerError::Missing { .. }));
     std::fs::write(dir.path().join("specials.json"), b"[]").unwrap();
     let message = open().to_string();
     assert!(message.contains("tokenizer.model") && message.contains("line 1"), "{message}");
@@ -291,6 +290,26 @@ fn a_directory_without_a_tokenizer_says_what_is_missing() {
     let file = std::fs::File::create(dir.path().join("tokenizer.model")).unwrap();
     file.set_len(1 << 40).unwrap();
     assert!(matches!(open(), TokenizerError::Read(_)));
+}
+
+#[test]
+fn a_container_without_specials_has_the_reserved_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, content: &[u8]| std::fs::write(dir.path().join(name), content).unwrap();
+    write("tokenizer.model", &read("golden/tiny-k3/ckpt/tiktoken.model"));
+    let named = || Tokenizer::open(dir.path()).unwrap().special_name(395).unwrap().to_owned();
+    write("manifest.json", b"{}");
+    let tokenizer = Tokenizer::open(dir.path()).unwrap();
+    assert_eq!((tokenizer.vocab_size(), tokenizer.eos()), (650, None));
+    assert!(tokenizer.specials().all(|(id, name)| name == format!("<|reserved_token_{id}|>")));
+    // The manifest decides: a checkpoint's file beside it is none of the container's.
+    write("tokenizer_config.json", br#"{"added_tokens_decoder":{"395":{"content":"[EOS]"}}}"#);
+    assert_eq!(named(), "<|reserved_token_395|>");
+    // And a container's file is none of a checkpoint's.
+    write("specials.json", br#"[{"id":395,"text":"other"}]"#);
+    assert_eq!(named(), "other");
+    std::fs::remove_file(dir.path().join("manifest.json")).unwrap();
+    assert_eq!(named(), "[EOS]");
 }
 
 /// `cargo test --release -p waste-engine --test tokenizer -- --ignored --nocapture speed`

@@ -23,8 +23,7 @@ pub const TOOL: Tool = Tool {
     name: "waste-plan",
     version: env!("CARGO_PKG_VERSION"),
     schema: "waste-plan/1",
-    examples: "\
-  waste-plan k3.waste                                what a container needs on this machine
+    examples: "  waste-plan k3.waste                                what a container needs on this machine
   waste-plan kimi-k3 --ram 64GiB --ctx 32768         would it run there, before anything is downloaded?
   waste-plan kimi-linear-48b --budget max            everything in RAM, if it goes in
   waste-plan kimi-k3 --dest /data --disk-gbps 5      is there disk for it, and how fast would it be?

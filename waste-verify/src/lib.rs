@@ -175,7 +175,7 @@ fn open_manifest(request: &Request, found: &Findings) -> Result<(Manifest, Strin
             return Err(failure.with("manifest_sha256", sha256));
         }
     };
-    sidecars::check_manifest_sum(dir, &content, manifest.integrity.is_some(), found);
+    sidecars::check_manifest_sum(dir, &content, found);
     if let Some(expected) = request.expect_manifest.as_ref().filter(|expected| **expected != sha256) {
         let message = format!("sha256 is {sha256}, {expected} was expected");
         found.problem(Problem::new(MANIFEST, "unexpected_manifest", message));

@@ -9,16 +9,20 @@ use waste_common::container::writer::TRUNK_INDEX;
 use waste_common::container::{
     CODEBOOKS, ContainerError, MANIFEST, MANIFEST_SHA256, Manifest, Source, TRUNK, integrity,
 };
+use waste_common::error::Coded;
 use waste_common::files::LOCK_NAME;
 use waste_common::json;
+use waste_common::tokens::{RANK_FILE_BYTES_MAX, Ranks, SPECIALS_FILE_BYTES_MAX, Specials};
 
 use crate::job::Job;
 use crate::report::{Findings, Problem};
 use crate::sums;
 
+const TOKENIZER: &str = "tokenizer.model";
+const SPECIALS: &str = "specials.json";
 /// The files a reader looks for beside those the manifest names.
 pub(crate) const SIDECARS: [&str; 5] =
-    ["tokenizer.model", "specials.json", "vision.json", "chat.json", "chat_template.jinja"];
+    [TOKENIZER, SPECIALS, "vision.json", "chat.json", "chat_template.jinja"];
 /// Learned expert usage: changes with every run that learns, so it has no checksum.
 pub(crate) const USAGE: &str = "usage.waste";
 /// The usual name of a list of checksums.
@@ -84,37 +88,70 @@ pub(crate) fn check(job: &Job, listing: &Listing) -> Result<(), Failure> {
             job.found.unprotected(*name);
         }
     }
-    for name in ["specials.json", "vision.json", "chat.json"] {
+    let ranks = match listing.contains_key(TOKENIZER) {
+        true => read(job, TOKENIZER, RANK_FILE_BYTES_MAX).and_then(|content| check_ranks(job, &content)),
+        false => None,
+    };
+    for name in [SPECIALS, "vision.json", "chat.json"] {
         if listing.contains_key(name) {
-            check_json(job, name);
+            check_json(job, name, ranks);
         }
     }
-    if !listing.contains_key("tokenizer.model") && !files.contains_key("tokenizer.model") {
-        job.found.note("tokenizer.model", "the container has no tokenizer: only token ids can be run");
+    if !listing.contains_key(TOKENIZER) && !files.contains_key(TOKENIZER) {
+        job.found.note(TOKENIZER, "the container has no tokenizer: only token ids can be run");
     }
     Ok(())
 }
 
-fn check_json(job: &Job, name: &str) {
+/// Reads a small file.
+fn read(job: &Job, name: &str, max: u64) -> Option<Vec<u8>> {
     // What cannot be opened has been reported if a checksum names the file; else this is the place.
     let named = job.manifest.integrity.as_ref().is_some_and(|sums| sums.files.contains_key(name));
     let source = match Source::open(job.dir, name) {
         Ok(source) => source,
-        Err(_) if named => return,
-        Err(error) => return job.found.error(name, &error),
+        Err(_) if named => return None,
+        Err(error) => {
+            job.found.error(name, &error);
+            return None;
+        }
     };
-    let wrong = match json::read(source.path(), JSON_BYTES_MAX) {
+    let content = json::read_bounded(source.path(), max);
+    content.map_err(|error| job.found.problem(Problem::new(name, "unreadable", error.to_string()))).ok()
+}
+
+/// How many tokens the rank file has, if the engine can use it.
+fn check_ranks(job: &Job, content: &[u8]) -> Option<usize> {
+    match Ranks::parse(content) {
+        Ok(ranks) => Some(ranks.len()),
+        Err(error) => {
+            let message = format!("the rank file is damaged: {error}");
+            job.found.problem(Problem::new(TOKENIZER, error.code(), message));
+            None
+        }
+    }
+}
+
+/// Checks a JSON file's shape; of special tokens, that they follow the `ranks`.
+fn check_json(job: &Job, name: &str, ranks: Option<usize>) {
+    let max = if name == SPECIALS { SPECIALS_FILE_BYTES_MAX } else { JSON_BYTES_MAX };
+    let Some(content) = read(job, name, max) else { return };
+    let wrong = match json::parse(&job.dir.join(name), &content) {
         Ok(value) => shape_problem(name, &value),
         Err(error) => Some(error.to_string()),
     };
     if let Some(message) = wrong {
         job.found.problem(Problem::new(name, "bad_json", message));
+    } else if name == SPECIALS
+        && let Some(Err(error)) = ranks.map(|ranks| Specials::from_container(ranks, &content))
+    {
+        let message = format!("the special tokens cannot be used: {error}");
+        job.found.problem(Problem::new(name, error.code(), message));
     }
 }
 
 /// What is wrong with the shape of a JSON sidecar.
 fn shape_problem(name: &str, value: &Value) -> Option<String> {
-    if name != "specials.json" {
+    if name != SPECIALS {
         return (!value.is_object()).then(|| "a JSON object is expected".to_owned());
     }
     let Some(list) = value.as_array() else { return Some("a JSON array is expected".to_owned()) };
@@ -126,25 +163,9 @@ fn shape_problem(name: &str, value: &Value) -> Option<String> {
     Some(format!("entry {at}: {{\"id\": integer, \"text\": string}} is expected"))
 }
 
-/// Compares the manifest with its `sha256sum` line. Of ours, the line must be as it was written; a line added by
-/// hand may be any that sha256sum writes.
-pub(crate) fn check_manifest_sum(dir: &Path, content: &[u8], strict: bool, found: &Findings) {
-    let sum = match integrity::check_manifest_sidecar(dir, content) {
-        Ok(true) if strict => {
-            let exact = integrity::manifest_sidecar(content);
-            let is = Source::open(dir, MANIFEST_SHA256).and_then(|source| {
-                let mut line = vec![0; source.bytes().min(1024) as usize];
-                source.read_at(0, &mut line).map(|()| line)
-            });
-            if is.is_ok_and(|line| line != exact.as_bytes()) {
-                let message = "the line is not as it was written: the file has changed";
-                found.problem(Problem::new(MANIFEST_SHA256, "checksum", message));
-            }
-            return;
-        }
-        other => other,
-    };
-    match sum {
+/// Compares the manifest with its `sha256sum` line.
+pub(crate) fn check_manifest_sum(dir: &Path, content: &[u8], found: &Findings) {
+    match integrity::check_manifest_sidecar(dir, content) {
         Ok(true) => {}
         Ok(false) => found.unprotected(MANIFEST),
         Err(error @ ContainerError::Checksum { .. }) => found.error(MANIFEST, &error),

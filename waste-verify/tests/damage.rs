@@ -187,7 +187,8 @@ fn a_flipped_bit_of_the_codebooks_is_found() {
 fn a_flipped_bit_of_any_small_file_is_found() {
     let fixture = Fixture::new(ExpertFmt::Vq2r);
     for name in ["tokenizer.model", "specials.json", "vision.json", "chat.json", "chat_template.jinja"] {
-        for at in 0..fixture.read(name).len() {
+        let length = fixture.read(name).len();
+        for at in (0..length).step_by(1 + length / 40) {
             must_have(&fixture, name, at, at % 8, json!({"file": name, "kind": "checksum"}));
         }
     }
@@ -200,6 +201,62 @@ fn a_flipped_bit_of_any_small_file_is_found() {
         });
     }
     fixture.assert_sound();
+}
+
+/// No checksum tells: this is how a careless converter would have written it.
+#[test]
+fn a_tokenizer_that_no_engine_can_use_is_found() {
+    let fixture = Fixture::interop("tiny-linear.waste");
+    let (ranks, specials) = (fixture.read("tokenizer.model"), fixture.read("specials.json"));
+    let twice = [ranks.as_slice(), ranks.split_inclusive(|byte| *byte == b'\n').next().unwrap()].concat();
+    for content in [b"garbage".as_slice(), b"", &twice] {
+        fixture.set("tokenizer.model", content);
+        for args in [&[][..], &["--quick"]] {
+            let problems = fixture.problems(args);
+            assert!(
+                has(&problems, &json!({"file": "tokenizer.model", "kind": "invalid_rank_file"})),
+                "{problems:?}"
+            );
+        }
+    }
+    fixture.set("tokenizer.model", &ranks);
+    for content in [
+        r#"[{"id":394,"text":"a"},{"id":394,"text":"b"}]"#,
+        r#"[{"id":394,"text":"a"},{"id":395,"text":"a"}]"#,
+        r#"[{"id":393,"text":"a"}]"#,
+        r#"[{"id":650,"text":"a"}]"#,
+        r#"[{"id":394,"text":""}]"#,
+    ] {
+        fixture.set("specials.json", content.as_bytes());
+        let problems = fixture.problems(&[]);
+        let wanted = json!({"file": "specials.json", "kind": "invalid_specials"});
+        assert!(has(&problems, &wanted), "{content}: {problems:?}");
+    }
+    fixture.set("specials.json", &specials);
+    fixture.assert_sound();
+    // Without names the special tokens have their reserved ones.
+    fs::remove_file(fixture.path("specials.json")).unwrap();
+    fixture.assert_sound();
+}
+
+#[cfg(unix)]
+#[test]
+fn named_pipes_are_refused_and_do_not_hang() {
+    let fixture = Fixture::interop("tiny-linear.waste");
+    let pipe = |path: &std::path::Path| {
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    };
+    for name in ["tokenizer.model", "specials.json", "chat.json"] {
+        let _ = fs::remove_file(fixture.path(name));
+        pipe(&fixture.path(name));
+    }
+    let problems = fixture.problems(&[]);
+    for name in ["tokenizer.model", "specials.json", "chat.json"] {
+        assert!(has(&problems, &json!({"file": name, "kind": "unusable_file"})), "{problems:?}");
+    }
+    pipe(&fixture.beside("SUMS"));
+    let sums = fixture.beside("SUMS");
+    assert_eq!(fixture.run(&["--sums", sums.to_str().unwrap()]).exit, Exit::Data);
 }
 
 #[test]

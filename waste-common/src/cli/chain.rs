@@ -137,14 +137,18 @@ impl Chained {
             Ok(_) => return bad("expected a JSON object, found another value".into()),
             Err(error) => return bad(format!("expected exactly one JSON object: {error}")),
         };
-        if let Some(error) =
-            object.get("error").and_then(Value::as_object).filter(|error| error.contains_key("exit"))
-        {
+        if let Some(error) = object.get("error").filter(|error| !is_quantisation_error(error)) {
             return Err(passed_through(&object, error, text));
         }
         let schema = schema_of(&object);
-        for answer in ["ok", "fits"] {
-            if object.get(answer) == Some(&Value::Bool(false)) {
+        for answer in ["ok", "fits", "disk_fits"] {
+            let said = object.get(answer);
+            // A plan for a disk that does not tell what is free.
+            let unknown = answer == "disk_fits" && said == Some(&Value::Null);
+            if said.is_some_and(|said| !said.is_boolean() && !unknown) {
+                return bad(format!("`{answer}` ({schema}) should be true or false"));
+            }
+            if said == Some(&Value::Bool(false)) {
                 let reason = object.get("verdict").and_then(Value::as_str);
                 return Err(Failure::new(
                     Exit::No,
@@ -233,16 +237,37 @@ fn schema_of(object: &Map<String, Value>) -> &str {
     object.get("schema").and_then(Value::as_str).unwrap_or("without a schema")
 }
 
-/// The failure of an earlier stage, as it came.
-fn passed_through(object: &Map<String, Value>, error: &Map<String, Value>, text: &[u8]) -> Failure {
-    let exit = error.get("exit").and_then(Value::as_u64).and_then(Exit::from_code);
-    let string =
-        |key: &str, default: &str| error.get(key).and_then(Value::as_str).unwrap_or(default).to_owned();
+/// Whether `error` is what a successful conversion says: its quantisation error, or null for a model without experts.
+fn is_quantisation_error(error: &Value) -> bool {
+    const MATRICES: [&str; 3] = ["gate", "up", "down"];
+    match error {
+        Value::Null => true,
+        Value::Object(error) => {
+            error.len() == MATRICES.len()
+                && MATRICES.iter().all(|matrix| error.get(*matrix).is_some_and(Value::is_number))
+        }
+        _ => false,
+    }
+}
+
+/// The failure of an earlier stage, as it came: an object of ours, or whatever another program calls an error.
+fn passed_through(object: &Map<String, Value>, error: &Value, text: &[u8]) -> Failure {
+    let exit = match error.get("exit") {
+        None => Exit::No,
+        // An error never ends in success, whatever it claims.
+        Some(exit) => exit
+            .as_u64()
+            .and_then(Exit::from_code)
+            .filter(|exit| *exit != Exit::Done)
+            .unwrap_or(Exit::Data),
+    };
+    let string = |key: &str, default: &str| {
+        error.get(key).and_then(Value::as_str).or(error.as_str()).unwrap_or(default).to_owned()
+    };
     let tool = object.get("schema").and_then(Value::as_str).and_then(|schema| schema.split('/').next());
     let mut failure = Failure::new(
-        // An error never ends in success, whatever it claims.
-        exit.filter(|exit| *exit != Exit::Done).unwrap_or(Exit::Data),
-        string("code", "unknown"),
+        exit,
+        error.get("code").and_then(Value::as_str).unwrap_or("unknown"),
         string("message", "failed without a message"),
     );
     failure.form = Form::Earlier {
@@ -352,11 +377,43 @@ mod tests {
         }
     }
 
+    #[test]
+    fn any_other_error_is_a_failure_too() {
+        for (error, message) in [
+            (r#""no such model""#, "no such model"),
+            (r#"{"message":"m"}"#, "m"),
+            (r#"{"gate":0.2,"up":0.2}"#, "failed without a message"),
+            (r#"{"gate":0.2,"up":0.2,"down":"x"}"#, "failed without a message"),
+            ("true", "failed without a message"),
+            ("[]", "failed without a message"),
+        ] {
+            let failure = read(&format!(r#"{{"container":"k","error":{error}}}"#)).unwrap_err();
+            assert_eq!((failure.exit, failure.message.as_str()), (Exit::No, message), "{error}");
+        }
+        let both = r#"{"container":"k","error":{"gate":0.2,"up":0.2,"down":0.2,"exit":4}}"#;
+        assert_eq!(read(both).unwrap_err().exit, Exit::Space);
+    }
+
+    #[test]
+    fn answers_are_true_or_false_and_each_no_stops() {
+        for answer in ["ok", "fits", "disk_fits"] {
+            let with = |value: &str| read(&format!(r#"{{"container":"k","{answer}":{value}}}"#));
+            assert!(with("true").is_ok());
+            assert_eq!(with("false").unwrap_err().exit, Exit::No);
+            for value in [r#""false""#, "0", "1", "{}", "[]"] {
+                let failure = with(value).unwrap_err();
+                assert_eq!((failure.exit, failure.code.as_str()), (Exit::Data, "chain"), "{answer} {value}");
+            }
+            assert_eq!(with("null").is_ok(), answer == "disk_fits");
+        }
+    }
+
     /// `error` of waste-convert is a success's key: the quantisation error.
     #[test]
     fn the_quantisation_error_of_a_conversion_is_no_failure() {
         let done = read(r#"{"container":"k","error":{"gate":0.2,"up":0.2,"down":0.2}}"#).unwrap();
         assert_eq!(done.kind, Kind::Container);
+        assert!(read(r#"{"container":"k","error":null}"#).is_ok());
     }
 
     proptest! {

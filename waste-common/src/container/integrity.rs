@@ -131,7 +131,8 @@ pub fn manifest_sidecar(manifest: &[u8]) -> String {
     format!("{}  {MANIFEST}\n", sha256_hex(manifest))
 }
 
-/// Compares the manifest with `manifest.sha256`; `Ok(false)` if there is no such file.
+/// Compares the manifest with `manifest.sha256`, which holds exactly one line as `sha256sum` writes it (lower-case
+/// hex, two spaces, the name, a newline); `Ok(false)` if there is no such file.
 pub fn check_manifest_sidecar(dir: &Path, manifest: &[u8]) -> Result<bool, ContainerError> {
     let path = dir.join(MANIFEST_SHA256);
     match std::fs::symlink_metadata(&path) {
@@ -141,22 +142,21 @@ pub fn check_manifest_sidecar(dir: &Path, manifest: &[u8]) -> Result<bool, Conta
     let source = Source::open(dir, MANIFEST_SHA256)?;
     let mut line = vec![0; source.bytes().min(1024) as usize];
     source.read_at(0, &mut line)?;
-    // `*` marks a file hashed in binary mode.
-    let line = String::from_utf8_lossy(&line);
-    let mut words = line.split_whitespace();
-    let (sum, name) = (words.next().unwrap_or_default(), words.next().unwrap_or(MANIFEST));
-    if name.trim_start_matches('*') != MANIFEST || sum.len() != 64 || words.next().is_some() {
-        return Err(ContainerError::unusable(
-            &path,
-            format!("one sha256sum line for {MANIFEST} is expected"),
-        ));
-    }
-    let found = sha256_hex(manifest);
+    let hex = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    let sum = match line.split_at_checked(64) {
+        Some((sum, rest)) if sum.iter().all(hex) && rest == format!("  {MANIFEST}\n").as_bytes() => sum,
+        _ => {
+            return Err(ContainerError::unusable(
+                &path,
+                format!("exactly the line `sha256sum {MANIFEST}` writes is expected"),
+            ));
+        }
+    };
     compare(
         &dir.join(MANIFEST),
         || format!("against {MANIFEST_SHA256} (after an interrupted conversion, run it again)"),
         None,
-        &sum.to_lowercase(),
-        &found,
+        &String::from_utf8_lossy(sum).into_owned(),
+        &sha256_hex(manifest),
     )
 }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::ranks::Ranks;
+use waste_common::tokens::Ranks;
 
 const NONE: u32 = u32::MAX;
 

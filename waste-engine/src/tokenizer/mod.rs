@@ -7,21 +7,21 @@
 mod bpe;
 mod classes;
 mod cut;
-mod ranks;
-mod specials;
 mod split;
 mod stream;
 
 use std::path::{Path, PathBuf};
 
+use waste_common::container::MANIFEST;
 use waste_common::error::{Coded, Exit};
 use waste_common::json::{self, JsonError};
 
 use classes::Classes;
 
-pub use ranks::{RANK_FILE_BYTES_MAX, RankError, Ranks};
-pub use specials::{SPECIAL_TOKENS, SPECIALS_FILE_BYTES_MAX, SpecialError, Specials};
 pub use stream::TextStream;
+pub use waste_common::tokens::{
+    RANK_FILE_BYTES_MAX, RankError, Ranks, SPECIAL_TOKENS, SPECIALS_FILE_BYTES_MAX, SpecialError, Specials,
+};
 
 /// Why a tokenizer could not be loaded, or ids not decoded.
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +30,7 @@ pub enum TokenizerError {
     #[error("cannot load the tokenizer: {0}")]
     Read(#[from] JsonError),
     #[error(
-        "no tokenizer in {}: expected tokenizer.model and specials.json (a container), or tiktoken.model and \
+        "no tokenizer in {}: expected tokenizer.model (a container), or tiktoken.model and \
          tokenizer_config.json (a checkpoint)", dir.display()
     )]
     Missing { dir: PathBuf },
@@ -69,13 +69,15 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Opens the tokenizer of a container (`tokenizer.model` and `specials.json`) or of a checkpoint
-    /// (`tiktoken.model`, or `tokenizer.model`, and `tokenizer_config.json`). No other file is needed.
+    /// Opens the tokenizer of a container (`tokenizer.model` and `specials.json`, without which all 256 specials have
+    /// their reserved names) or of a checkpoint (`tiktoken.model`, or `tokenizer.model`, and
+    /// `tokenizer_config.json`). A directory with `manifest.json` is a container, else one with
+    /// `tokenizer_config.json` a checkpoint; a directory with neither is read as a container.
     ///
     /// # Errors
     /// A file is missing, too large or not exactly in its format.
     pub fn open(dir: &Path) -> Result<Tokenizer, TokenizerError> {
-        let container = dir.join("specials.json").exists();
+        let container = dir.join(MANIFEST).exists() || !dir.join("tokenizer_config.json").exists();
         let (models, list): (&[&str], _) = if container {
             (&["tokenizer.model"], "specials.json")
         } else {
@@ -85,17 +87,17 @@ impl Tokenizer {
         let model =
             models.iter().map(|name| dir.join(name)).find(|path| path.exists()).ok_or_else(missing)?;
         let list = dir.join(list);
-        if !list.exists() {
-            return Err(missing());
-        }
-
         let ranks = Ranks::parse(&json::read_bounded(&model, RANK_FILE_BYTES_MAX)?)
             .map_err(|source| TokenizerError::Ranks { path: model, source })?;
-        let content = json::read_bounded(&list, SPECIALS_FILE_BYTES_MAX)?;
-        let specials = if container {
-            Specials::from_container(ranks.len(), &content)
+        // A link to nowhere is no absent file.
+        let specials = if container && list.symlink_metadata().is_err() {
+            Specials::new(ranks.len(), [])
         } else {
-            Specials::from_checkpoint(ranks.len(), &content)
+            let content = json::read_bounded(&list, SPECIALS_FILE_BYTES_MAX)?;
+            match container {
+                true => Specials::from_container(ranks.len(), &content),
+                false => Specials::from_checkpoint(ranks.len(), &content),
+            }
         };
         let specials = specials.map_err(|source| TokenizerError::Specials { path: list, source })?;
         Ok(Tokenizer::new(ranks, specials))

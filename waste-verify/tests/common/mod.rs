@@ -107,6 +107,13 @@ fn write_layer(dir: &Path, fmt: ExpertFmt, layer: u16, random: &mut Random) -> w
     bank.finish().unwrap()
 }
 
+/// The smallest tokenizer there is: a token for each byte.
+pub fn rank_file() -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let digit = |value: u8| char::from(DIGITS[usize::from(value & 63)]);
+    (0..=255u8).map(|byte| format!("{}{}== {byte}\n", digit(byte >> 2), digit(byte << 4))).collect()
+}
+
 /// Writes a container of ours: every trunk format, all sidecars.
 pub fn write(dir: &Path, fmt: ExpertFmt) {
     let mut random = Random(7 + fmt.code() as u64);
@@ -122,9 +129,10 @@ pub fn write(dir: &Path, fmt: ExpertFmt) {
         trunk.push_tensor(&spec.name, &shape, fmts[i % fmts.len()], &data).unwrap();
     }
     let trunk = trunk.finish().unwrap();
+    let ranks = rank_file();
     let sidecars: [(&str, &[u8]); 5] = [
-        ("tokenizer.model", b"AA== 0\nAQ== 1\nAg== 2\n"),
-        ("specials.json", br#"[{"id":3,"text":"[EOS]"}]"#),
+        ("tokenizer.model", ranks.as_bytes()),
+        ("specials.json", br#"[{"id":256,"text":"[EOS]"}]"#),
         ("vision.json", br#"{"patch_size":14}"#),
         ("chat.json", br#"{"format":"k3"}"#),
         ("chat_template.jinja", b"{{ messages }}"),

@@ -346,9 +346,25 @@ fn a_manifest_digest_that_does_not_fit_is_refused() {
         Container::open(dir.path())
     };
     open(&format!("{digest}  manifest.json\n")).unwrap();
-    open(&format!("{} *manifest.json\r\n", digest.to_uppercase())).unwrap();
+    let upper = digest.to_uppercase();
     for line in ["", "\n", "00  manifest.json\n", &format!("{digest}  other.json\n"), &"ab".repeat(1 << 20)] {
         assert!(matches!(open(line), Err(ContainerError::Unusable { .. })), "{line:.80}");
+    }
+    // Whatever sha256sum does not write.
+    for line in [
+        format!("{upper}  manifest.json\n"),
+        format!("{digest} *manifest.json\n"),
+        format!("{digest} manifest.json\n"),
+        format!("{digest}\tmanifest.json\n"),
+        format!("{digest}   manifest.json\n"),
+        format!(" {digest}  manifest.json\n"),
+        format!("{digest}  manifest.json\r\n"),
+        format!("{digest}  manifest.json"),
+        format!("{digest}  manifest.json\n\n"),
+        format!("{digest}\n"),
+        digest.clone(),
+    ] {
+        assert!(matches!(open(&line), Err(ContainerError::Unusable { .. })), "{line:?}");
     }
     let other = format!("{}  manifest.json\n", "0".repeat(64));
     assert!(matches!(open(&other), Err(ContainerError::Checksum { .. })));

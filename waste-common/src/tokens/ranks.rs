@@ -5,6 +5,8 @@ use std::hash::{BuildHasher, RandomState};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
+use crate::error::{Coded, Exit};
+
 /// Largest rank file that is read (K3's has 2.8 MB).
 pub const RANK_FILE_BYTES_MAX: u64 = 64 << 20;
 
@@ -32,6 +34,16 @@ pub enum RankError {
     DuplicateToken { line: usize, rank: u32, first: u32 },
     #[error("the single byte 0x{byte:02x} is not a token; all 256 must be")]
     MissingByte { byte: u8 },
+}
+
+impl Coded for RankError {
+    fn exit(&self) -> Exit {
+        Exit::Data
+    }
+
+    fn code(&self) -> &'static str {
+        "invalid_rank_file"
+    }
 }
 
 /// All ordinary tokens: bytes by rank, and rank by bytes.

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
 use super::ranks::decimal;
+use crate::error::{Coded, Exit};
 
 /// Special ids after the last rank, named or not.
 pub const SPECIAL_TOKENS: u32 = 256;
@@ -34,6 +35,16 @@ pub enum SpecialError {
     NameLength { id: u32, bytes: usize },
     #[error("{ranks} ranks leave no room for 256 special ids")]
     TooManyRanks { ranks: usize },
+}
+
+impl Coded for SpecialError {
+    fn exit(&self) -> Exit {
+        Exit::Data
+    }
+
+    fn code(&self) -> &'static str {
+        "invalid_specials"
+    }
 }
 
 /// The special tokens: names by id and ids by name. Ids without a given name are
