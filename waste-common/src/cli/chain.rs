@@ -255,11 +255,9 @@ fn passed_through(object: &Map<String, Value>, error: &Value, text: &[u8]) -> Fa
     let exit = match error.get("exit") {
         None => Exit::No,
         // An error never ends in success, whatever it claims.
-        Some(exit) => exit
-            .as_u64()
-            .and_then(Exit::from_code)
-            .filter(|exit| *exit != Exit::Done)
-            .unwrap_or(Exit::Data),
+        Some(exit) => {
+            exit.as_u64().and_then(Exit::from_code).filter(|exit| *exit != Exit::Done).unwrap_or(Exit::Data)
+        }
     };
     let string = |key: &str, default: &str| {
         error.get(key).and_then(Value::as_str).or(error.as_str()).unwrap_or(default).to_owned()
