@@ -833,6 +833,29 @@ mod unix {
     }
 
     #[test]
+    #[cfg(target_os = "linux")]
+    fn a_boundless_budget_leaves_ram_to_others() {
+        let home = tempfile::tempdir().unwrap();
+        let model = data(TALES);
+        let args = [arg(&model), "Once upon a time", "-n", "100000", "--ctx", "200000", "--budget", "99999T"];
+        let mut first = process("waste-run")
+            .args(args)
+            .env("XDG_RUNTIME_DIR", home.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Once it writes, it has its reservation.
+        first.stdout.as_mut().unwrap().read_exact(&mut [0; 4]).unwrap();
+        let second = [arg(&model), "hi", "-n", "1"];
+        let second = Ran::of(tool("waste-run").args(second).env("XDG_RUNTIME_DIR", home.path()));
+        first.kill().unwrap();
+        first.wait().unwrap();
+        second.done();
+    }
+
+    #[test]
     fn a_reader_that_goes_away_ends_it_quietly() {
         for args in [&["-n", "100000", "--ctx", "200000"][..], &["-n", "4", "--json"]] {
             let mut child = long(args, Stdio::piped());
