@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::{Parser, Subcommand};
 use waste_common::cli::CommonArgs;
-use waste_common::plan::{Budget, KvType, RamShare};
+use waste_common::plan::{Budget, KvType, PlanOptions, RamShare};
 use waste_engine::Arith;
 
 /// Run a model that is larger than RAM: the trunk stays in memory, experts are read as tokens need them.
@@ -54,19 +54,19 @@ pub struct ModelArgs {
     #[arg(long, help_heading = "Memory")]
     pub allow_swap: bool,
     /// Context length: prompt and generation together [default: 4096]
-    #[arg(long, value_name = "TOKENS", value_parser = number::<usize>, allow_negative_numbers = true, help_heading = "Memory")]
+    #[arg(long, value_name = "TOKENS", value_parser = ctx, allow_negative_numbers = true, help_heading = "Memory")]
     pub ctx: Option<usize>,
     /// How the latent KV cache is kept [default: f32]
     #[arg(long, value_name = "TYPE", help_heading = "Memory")]
     pub kv: Option<KvType>,
     /// Tokens of a prompt that go through the model together [default: 256]
-    #[arg(long, value_name = "TOKENS", value_parser = number::<usize>, allow_negative_numbers = true, help_heading = "Memory")]
+    #[arg(long, value_name = "TOKENS", value_parser = chunk, allow_negative_numbers = true, help_heading = "Memory")]
     pub prefill_chunk: Option<usize>,
     /// Take budget, context and KV type from the JSON of waste-plan
     #[arg(long, value_name = "FILE", help_heading = "Memory")]
     pub plan: Option<PathBuf>,
     /// Compute threads [default: one a CPU] [env: WASTE_THREADS]
-    #[arg(long, value_name = "N", value_parser = number::<usize>, allow_negative_numbers = true, help_heading = "Compute and I/O")]
+    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true, help_heading = "Compute and I/O")]
     pub threads: Option<usize>,
     /// Bind the compute threads to these CPUs, such as 0-2,6-8 (Linux)
     #[arg(long, value_name = "LIST", value_parser = cpu_list, help_heading = "Compute and I/O")]
@@ -265,6 +265,25 @@ pub struct IdList(pub Vec<u32>);
 fn number<N: FromStr>(text: &str) -> Result<N, String> {
     let bits = 8 * size_of::<N>();
     text.parse().map_err(|_| format!("expected a whole number from 0 to 2^{bits} - 1"))
+}
+
+/// A whole number of a range.
+pub fn whole(text: &str, min: usize, max: usize) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| (min..=max).contains(number));
+    number.ok_or_else(|| format!("expected a whole number from {min} to {max}"))
+}
+
+/// A number of threads.
+pub fn threads(text: &str) -> Result<usize, String> {
+    whole(text, 1, PlanOptions::THREADS_MAX)
+}
+
+fn ctx(text: &str) -> Result<usize, String> {
+    whole(text, 1, PlanOptions::CTX_MAX)
+}
+
+fn chunk(text: &str) -> Result<usize, String> {
+    whole(text, 1, PlanOptions::CHUNK_MAX)
 }
 
 fn budget(text: &str) -> Result<Budget, String> {

@@ -1,9 +1,7 @@
 //! Opening a model: resolve, plan, reserve, load.
 
 use std::env::VarError;
-use std::fmt::Display;
 use std::path::Path;
-use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -15,7 +13,7 @@ use waste_common::plan::{self, Budget, MemoryPlan, ModelSizes, PlanOptions};
 use waste_engine::weights::Source;
 use waste_engine::{Engine, EngineError, EngineOptions, Event, Watch, open_source};
 
-use crate::args::ModelArgs;
+use crate::args::{self, ModelArgs};
 
 /// An opened model.
 pub struct Opened {
@@ -201,8 +199,10 @@ fn plan_options(
             Some(&file)
         }
     };
-    let budget = args.budget.map_or_else(|| from_env("WASTE_BUDGET"), |budget| Ok(Some(budget)))?;
-    let threads = args.threads.map_or_else(|| from_env("WASTE_THREADS"), |threads| Ok(Some(threads)))?;
+    let budget =
+        args.budget.map_or_else(|| from_env("WASTE_BUDGET", str::parse), |budget| Ok(Some(budget)))?;
+    let threads =
+        args.threads.map_or_else(|| from_env("WASTE_THREADS", args::threads), |threads| Ok(Some(threads)))?;
     let cpus = args.cpus.as_ref().map(|cpus| cpus.0.len());
     let mut options = PlanOptions {
         chunk: args.prefill_chunk.unwrap_or(PlanOptions::CHUNK),
@@ -212,17 +212,14 @@ fn plan_options(
         ..PlanOptions::default()
     };
     if let Some(planned) = planned {
+        let of_the_container = direct && planned.kind != Kind::Container;
         match planned.budget_bytes()? {
-            Some(_) if direct && planned.kind != Kind::Container => {
-                if budget.is_none() {
-                    output.note(
-                        "the budget of the plan is not followed: it is for the container to be made, and the \
-                         checkpoint runs directly, in f32",
-                    );
-                }
-            }
-            Some(bytes) => options.budget = Budget::Bytes(bytes),
-            None => (),
+            Some(bytes) if !of_the_container => options.budget = Budget::Bytes(bytes),
+            Some(_) if budget.is_none() => output.note(
+                "the budget of the plan is not followed: it is for the container to be made, and the checkpoint runs \
+                 directly, in f32",
+            ),
+            _ => (),
         }
         if let Some(ctx) = planned.ctx()? {
             options.ctx = usize::try_from(ctx).unwrap_or(usize::MAX);
@@ -252,11 +249,11 @@ fn same_place(one: &Path, other: &Path) -> bool {
 }
 
 /// A value from the environment; empty is unset.
-fn from_env<T: FromStr<Err: Display>>(name: &str) -> Result<Option<T>, Failure> {
+fn from_env<T>(name: &str, parse: impl FnOnce(&str) -> Result<T, String>) -> Result<Option<T>, Failure> {
     match std::env::var(name) {
         Err(VarError::NotPresent) => Ok(None),
         Ok(text) if text.is_empty() => Ok(None),
-        Ok(text) => match text.parse() {
+        Ok(text) => match parse(&text) {
             Ok(value) => Ok(Some(value)),
             Err(error) => Err(Failure::usage(format!("{name} is `{text}`: {error}"))),
         },
@@ -266,10 +263,7 @@ fn from_env<T: FromStr<Err: Display>>(name: &str) -> Result<Option<T>, Failure> 
 
 /// A small whole number from the environment.
 fn count_from_env(name: &str, default: usize) -> Result<usize, Failure> {
-    match from_env(name)?.unwrap_or(default) {
-        number if number <= 64 => Ok(number),
-        number => Err(Failure::usage(format!("{name} is `{number}`; expected a whole number from 0 to 64"))),
-    }
+    Ok(from_env(name, |text| args::whole(text, 0, 64))?.unwrap_or(default))
 }
 
 /// Bars for loading and for long prompts.
