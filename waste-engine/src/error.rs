@@ -40,7 +40,7 @@ pub enum EngineError {
     Read(#[from] ReadError),
     #[error(transparent)]
     Memory(#[from] OutOfMemory),
-    #[error("{} is neither a container (manifest.json) nor a checkpoint (config.json and safetensors)", path.display())]
+    #[error("{} is neither a container (manifest.json, which waste-convert writes last) nor a checkpoint (config.json and safetensors)", path.display())]
     NotAModel { path: PathBuf },
     #[error("the kernel set `{name}` cannot be used: {why}")]
     Kernels { name: String, why: String },
@@ -56,6 +56,8 @@ pub enum EngineError {
     Thread { what: &'static str, source: std::io::Error },
     #[error("none of the {slots} expert cache slots could be freed")]
     NoSlot { slots: usize },
+    #[error("the reader of expert {expert} in the MoE layer of index {moe} panicked: a bug of the engine")]
+    ReadPanicked { moe: u32, expert: u32 },
     #[error("layer {layer}, expert {expert}: {source}")]
     Expert { layer: usize, expert: usize, source: Box<EngineError> },
     #[error(
@@ -111,7 +113,10 @@ impl Coded for EngineError {
             | EngineError::Prefix { .. }
             | EngineError::Shape { .. }
             | EngineError::NotFinite { .. } => Exit::Data,
-            EngineError::Thread { .. } | EngineError::NoSlot { .. } | EngineError::Sink(_) => Exit::Internal,
+            EngineError::Thread { .. }
+            | EngineError::NoSlot { .. }
+            | EngineError::ReadPanicked { .. }
+            | EngineError::Sink(_) => Exit::Internal,
             EngineError::Interrupted => Exit::Interrupted,
         }
     }
@@ -138,6 +143,7 @@ impl Coded for EngineError {
             EngineError::Option { .. } => "invalid_option",
             EngineError::Thread { .. } => "thread_failed",
             EngineError::NoSlot { .. } => "no_cache_slot",
+            EngineError::ReadPanicked { .. } => "read_panicked",
             EngineError::ContextFull { .. } => "context_full",
             EngineError::TokenOutOfRange { .. } => "token_out_of_range",
             EngineError::NotFinite { .. } => "not_finite",

@@ -95,11 +95,12 @@ pub struct Generation {
 }
 
 /// Generates from a session's state. Text is handed on as soon as it is certain; a token is shown before the model
-/// goes on from it, and no step follows the last one.
+/// goes on from it, and no step follows the last one. Without a tokenizer there are only ids: the text stays empty,
+/// and stop strings are refused.
 pub fn generate(
     engine: &Engine,
     session: &mut Session,
-    tokenizer: &Tokenizer,
+    tokenizer: Option<&Tokenizer>,
     request: &Request,
     on_text: &mut dyn FnMut(&str) -> Result<(), EngineError>,
 ) -> Result<Generation, EngineError> {
@@ -107,6 +108,12 @@ pub fn generate(
         return Err(EngineError::Option {
             what: "prompt",
             why: "it holds no token to go on from".to_owned(),
+        });
+    }
+    if tokenizer.is_none() && !request.stop.is_empty() {
+        return Err(EngineError::Option {
+            what: "stop strings",
+            why: "without a tokenizer there is no text to find them in".to_owned(),
         });
     }
     let mut sampler = Sampler::new(request.sampler.clone())?;
@@ -142,8 +149,10 @@ pub fn generate(
         }
         generation.tokens.push(token);
         sampler.accept(token);
-        let text = stop.push(&stream.push(tokenizer.token_bytes(token)?));
-        show(&mut generation, text)?;
+        if let Some(tokenizer) = tokenizer {
+            let text = stop.push(&stream.push(tokenizer.token_bytes(token)?));
+            show(&mut generation, text)?;
+        }
         if stop.stopped().is_some() {
             break Finish::StopString;
         }

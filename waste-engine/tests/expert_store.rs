@@ -16,12 +16,19 @@ const RECORD: usize = 4096;
 struct Fake {
     experts: Vec<usize>,
     failing: Mutex<HashSet<ExpertId>>,
+    /// The next read of this one panics.
+    panicking: Mutex<Option<ExpertId>>,
     reads: AtomicU64,
 }
 
 impl Fake {
     fn new() -> Self {
-        Fake { experts: vec![32, 32, 32], failing: Mutex::default(), reads: AtomicU64::new(0) }
+        Fake {
+            experts: vec![32, 32, 32],
+            failing: Mutex::default(),
+            panicking: Mutex::default(),
+            reads: AtomicU64::new(0),
+        }
     }
 }
 
@@ -45,6 +52,8 @@ impl ExpertSource for Shared {
         if id.expert.is_multiple_of(5) {
             std::thread::sleep(Duration::from_micros(300));
         }
+        let panics = self.0.panicking.lock().unwrap().take_if(|panicking| *panicking == id).is_some();
+        assert!(!panics, "the read of {id:?} panics");
         if self.0.failing.lock().unwrap().contains(&id) {
             // Half a record, as a real short read leaves it.
             slot.bytes_mut()[..RECORD / 2].fill(0xee);
@@ -130,6 +139,27 @@ fn a_failed_read_is_an_error_that_names_the_expert_and_nothing_stays_pinned() {
         fake.failing.lock().unwrap().clear();
         visit(&store, &ids(1, 0..32)).unwrap();
     }
+}
+
+/// The bug behind it: the slot stayed as if being filled, and the consumer waited for it for ever.
+#[test]
+fn a_read_that_panics_is_an_error_and_the_readers_go_on() {
+    let (fake, store) = store(8, 1);
+    for bad in 0..4 {
+        *fake.panicking.lock().unwrap() = Some(ExpertId { moe: 0, expert: bad });
+        let error = visit(&store, &ids(0, [bad])).unwrap_err();
+        assert!(matches!(error, EngineError::ReadPanicked { moe: 0, expert } if expert == bad), "{error}");
+        visit(&store, &ids(0, 0..4)).unwrap();
+        visit(&store, &ids(1, 0..32)).unwrap();
+    }
+    // Ahead of demand: nobody hears of it but who demands the expert meanwhile.
+    *fake.panicking.lock().unwrap() = Some(ExpertId { moe: 2, expert: 1 });
+    store.look_ahead(ids(2, [1]).into_iter());
+    while fake.panicking.lock().unwrap().is_some() {
+        std::thread::yield_now();
+    }
+    let _ = visit(&store, &ids(2, [1]));
+    visit(&store, &ids(2, 0..8)).unwrap();
 }
 
 #[test]

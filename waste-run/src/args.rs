@@ -2,11 +2,12 @@
 
 use std::num::ParseIntError;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Parser, Subcommand};
 use waste_common::cli::CommonArgs;
 use waste_common::machine::CpuList;
-use waste_common::plan::{Budget, KvType, RamShare};
+use waste_common::plan::{Budget, KvType, PlanOptions, RamShare};
 use waste_engine::Arith;
 
 /// Run a model that is larger than RAM: the trunk stays in memory, experts are read as tokens need them.
@@ -44,8 +45,8 @@ pub enum Command {
 /// Opening a model.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ModelArgs {
-    /// RAM the run may take: auto, max (all experts if they fit), or a size
-    #[arg(long, env = "WASTE_BUDGET", value_name = "SIZE", value_parser = budget, help_heading = "Memory")]
+    /// RAM the run may take: auto, max (all experts if they fit), or a size [env: WASTE_BUDGET]
+    #[arg(long, value_name = "SIZE", value_parser = budget, allow_negative_numbers = true, help_heading = "Memory")]
     pub budget: Option<Budget>,
     /// Share of the usable RAM that an automatic budget stays within
     #[arg(long, value_name = "N/D", help_heading = "Memory", default_value = "7/8")]
@@ -54,19 +55,19 @@ pub struct ModelArgs {
     #[arg(long, help_heading = "Memory")]
     pub allow_swap: bool,
     /// Context length: prompt and generation together [default: 4096]
-    #[arg(long, value_name = "TOKENS", help_heading = "Memory")]
+    #[arg(long, value_name = "TOKENS", value_parser = ctx, allow_negative_numbers = true, help_heading = "Memory")]
     pub ctx: Option<usize>,
     /// How the latent KV cache is kept [default: f32]
     #[arg(long, value_name = "TYPE", help_heading = "Memory")]
     pub kv: Option<KvType>,
     /// Tokens of a prompt that go through the model together [default: 256]
-    #[arg(long, value_name = "TOKENS", help_heading = "Memory")]
+    #[arg(long, value_name = "TOKENS", value_parser = chunk, allow_negative_numbers = true, help_heading = "Memory")]
     pub prefill_chunk: Option<usize>,
     /// Take budget, context and KV type from the JSON of waste-plan
     #[arg(long, value_name = "FILE", help_heading = "Memory")]
     pub plan: Option<PathBuf>,
-    /// Compute threads [default: one a CPU]
-    #[arg(long, env = "WASTE_THREADS", value_name = "N", help_heading = "Compute and I/O")]
+    /// Compute threads [default: one a CPU] [env: WASTE_THREADS]
+    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true, help_heading = "Compute and I/O")]
     pub threads: Option<usize>,
     /// Bind the compute threads to these CPUs, such as 0-2,6-8 (Linux)
     #[arg(long, value_name = "LIST", help_heading = "Compute and I/O")]
@@ -74,7 +75,7 @@ pub struct ModelArgs {
     /// The arithmetic of the experts: exact (f32 tables and products) or fast (16-bit tables)
     #[arg(long, value_name = "KIND", default_value = "exact", help_heading = "Compute and I/O")]
     pub arith: Arith,
-    /// Check the checksum of every expert record as it is read
+    /// Check the checksum of every expert record as it is read (containers)
     #[arg(long, help_heading = "Compute and I/O")]
     pub verify: bool,
     /// Read experts through the page cache
@@ -105,8 +106,8 @@ pub struct RunArgs {
     /// Read the prompt from a file, exactly as it is
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Go on from these token ids, exactly as given, instead of a text
-    #[arg(long, value_name = "1,2,3", conflicts_with_all = ["prompt", "file"], value_parser = id_list)]
+    /// Go on from these token ids, exactly as given, instead of a text; without a tokenizer ids are written too
+    #[arg(long, value_name = "1,2,3", allow_negative_numbers = true, conflicts_with_all = ["prompt", "file"], value_parser = id_list)]
     pub ids: Option<IdList>,
     /// Continue the text as it stands, without a chat format (the only mode so far)
     #[arg(long)]
@@ -115,19 +116,37 @@ pub struct RunArgs {
     #[arg(long)]
     pub no_bos: bool,
     /// Most tokens to write
-    #[arg(short = 'n', long = "tokens", value_name = "N", default_value_t = 128, help_heading = "Sampling")]
+    #[arg(short = 'n', long = "tokens", value_name = "N", default_value_t = 128, value_parser = number::<usize>, allow_negative_numbers = true, help_heading = "Sampling")]
     pub tokens: usize,
     /// Temperature; 0 always takes the most likely token
-    #[arg(long, value_name = "T", default_value_t = 0.0, help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_name = "T",
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        help_heading = "Sampling"
+    )]
     pub temp: f64,
     /// Sample among the most likely tokens that make up this probability
-    #[arg(long, value_name = "P", default_value_t = 1.0, help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 1.0,
+        allow_negative_numbers = true,
+        help_heading = "Sampling"
+    )]
     pub top_p: f64,
     /// Sample among this many most likely tokens; 0 for all
-    #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = number::<u32>, allow_negative_numbers = true, help_heading = "Sampling")]
     pub top_k: u32,
     /// Drop tokens less likely than this share of the most likely one
-    #[arg(long, value_name = "P", default_value_t = 0.0, help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        help_heading = "Sampling"
+    )]
     pub min_p: f64,
     /// Lower the logits of tokens that were written already
     #[arg(
@@ -148,7 +167,7 @@ pub struct RunArgs {
     )]
     pub frequency_penalty: f64,
     /// Seed of the random numbers; the same seed gives the same text [default: from the system]
-    #[arg(long, value_name = "N", help_heading = "Sampling")]
+    #[arg(long, value_name = "N", value_parser = number::<u64>, allow_negative_numbers = true, help_heading = "Sampling")]
     pub seed: Option<u64>,
     /// End the text before this string (repeatable)
     #[arg(long, value_name = "STRING", help_heading = "Sampling")]
@@ -170,13 +189,13 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub text: TextArgs,
     /// Token ids, exactly as given, instead of a text
-    #[arg(long, value_name = "1,2,3", conflicts_with_all = ["text", "file"], value_parser = id_list)]
+    #[arg(long, value_name = "1,2,3", allow_negative_numbers = true, conflicts_with_all = ["text", "file"], value_parser = id_list)]
     pub ids: Option<IdList>,
     /// Do not put [BOS] before the text
     #[arg(long)]
     pub no_bos: bool,
     /// Tokens to list
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = number::<usize>, allow_negative_numbers = true)]
     pub top: usize,
     /// Write `logits` [positions, vocabulary] and `ids` [positions] to a safetensors file
     #[arg(long, value_name = "FILE")]
@@ -195,7 +214,7 @@ pub struct PerplexityArgs {
     #[arg(long, value_name = "FILE")]
     pub file: PathBuf,
     /// Cut the text into runs of this many tokens, each from an empty state [default: as the context allows]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = number::<usize>, allow_negative_numbers = true)]
     pub run: Option<usize>,
     /// Put [BOS] before each run, so that its first token is predicted too
     #[arg(long)]
@@ -224,7 +243,7 @@ pub struct DetokenizeArgs {
     /// A directory with a tokenizer, or `-` for the JSON of the previous tool
     pub model: PathBuf,
     /// Token ids; without it they are read from standard input
-    #[arg(long, value_name = "1,2,3", value_parser = id_list)]
+    #[arg(long, value_name = "1,2,3", allow_negative_numbers = true, value_parser = id_list)]
     pub ids: Option<IdList>,
 }
 
@@ -238,6 +257,31 @@ pub struct InfoArgs {
 /// A list of token ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdList(pub Vec<u32>);
+
+/// A whole number; the message of the standard library would only say that a digit is invalid.
+fn number<N: FromStr>(text: &str) -> Result<N, String> {
+    let bits = 8 * size_of::<N>();
+    text.parse().map_err(|_| format!("expected a whole number from 0 to 2^{bits} - 1"))
+}
+
+/// A whole number of a range.
+pub fn whole(text: &str, min: usize, max: usize) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| (min..=max).contains(number));
+    number.ok_or_else(|| format!("expected a whole number from {min} to {max}"))
+}
+
+/// A number of threads.
+pub fn threads(text: &str) -> Result<usize, String> {
+    whole(text, 1, PlanOptions::THREADS_MAX)
+}
+
+fn ctx(text: &str) -> Result<usize, String> {
+    whole(text, 1, PlanOptions::CTX_MAX)
+}
+
+fn chunk(text: &str) -> Result<usize, String> {
+    whole(text, 1, PlanOptions::CHUNK_MAX)
+}
 
 fn budget(text: &str) -> Result<Budget, String> {
     text.parse()

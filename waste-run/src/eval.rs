@@ -1,5 +1,6 @@
 //! The distribution of the next token, and all logits for whoever compares engines.
 
+use std::io;
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
@@ -33,6 +34,7 @@ struct Candidate {
 /// Evaluates a text.
 pub fn run(args: EvalArgs, output: &Output) -> Result<Exit, Failure> {
     let model = resolve_model(&args.model)?;
+    let found = open::find(&model, &args.open, output)?;
     let tokenizer = Tokenizer::open(model.path());
     let ids = match &args.ids {
         Some(ids) => ids.0.clone(),
@@ -52,15 +54,16 @@ pub fn run(args: EvalArgs, output: &Output) -> Result<Exit, Failure> {
     if ids.is_empty() {
         return Err(Failure::usage("there is no token to evaluate"));
     }
-    let opened = open::open(&model, &args.open, &ids, output)?;
-    let engine = &opened.engine;
-    let vocab = engine.config().vocab;
-    let mut session = engine.session()?;
-    let mut last = Vec::new();
+    let vocab = found.config().vocab;
+    let planned = found.plan(&ids, output)?;
     let mut saved = match &args.save_logits {
         Some(path) => Some(LogitFile::create(path, &ids, vocab)?),
         None => None,
     };
+    let opened = planned.load(output)?;
+    let engine = &opened.engine;
+    let mut session = engine.session()?;
+    let mut last = Vec::new();
     let wanted = if saved.is_some() { Wanted::All } else { Wanted::Last };
     engine.forward(&mut session, &ids, wanted, &mut |position, logits| {
         if let Some(file) = &mut saved {
@@ -132,6 +135,9 @@ struct LogitFile {
 
 impl LogitFile {
     fn create(path: &Path, ids: &[u32], vocab: usize) -> Result<Self, Failure> {
+        if path.is_dir() {
+            return Err(FileError::io("replace", path)(io::ErrorKind::IsADirectory.into()).into());
+        }
         let rows = ids.len();
         let logits =
             TensorInfo { dtype: Dtype::F32, shape: vec![rows, vocab], data_offsets: (0, 4 * rows * vocab) };

@@ -1,13 +1,15 @@
 //! Writing text.
 
+use std::path::Path;
+
 use serde::Serialize;
 use waste_common::cli::{Exit, Failure, Output, resolve_model};
-use waste_common::config::read_eos;
+use waste_common::config::{ModelConfig, read_eos};
 use waste_common::json::{self, MANIFEST_BYTES_MAX};
 use waste_common::machine::peak_rss_bytes;
 use waste_engine::sampler::{Mask, SamplerOptions};
-use waste_engine::tokenizer::Tokenizer;
-use waste_engine::{Engine, EngineError, Finish, Request};
+use waste_engine::tokenizer::{Tokenizer, TokenizerError};
+use waste_engine::{EngineError, Finish, Request};
 
 use crate::args::{RunArgs, TextArgs};
 use crate::input;
@@ -51,13 +53,18 @@ struct Seconds {
 pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
     let model = args.model.as_deref().ok_or_else(|| Failure::usage("a MODEL is needed; see --help"))?;
     let model = resolve_model(model)?;
-    let tokenizer = Tokenizer::open(model.path())?;
-    let prompt = match &args.ids {
-        Some(ids) => ids.0.clone(),
-        None => {
+    let found = open::find(&model, &args.open, output)?;
+    let tokenizer = match Tokenizer::open(model.path()) {
+        Err(TokenizerError::Missing { .. }) if args.ids.is_some() => None,
+        outcome => Some(outcome?),
+    };
+    let prompt = match (&args.ids, &tokenizer) {
+        (Some(ids), _) => ids.0.clone(),
+        (None, None) => return Err(Failure::internal("no tokenizer")),
+        (None, Some(tokenizer)) => {
             let text = TextArgs { text: args.prompt.clone(), file: args.file.clone() };
             let text = input::text(&text, model.chained().is_some())?;
-            input::encode(&tokenizer, &text, !args.no_bos)?
+            input::encode(tokenizer, &text, !args.no_bos)?
         }
     };
     let mut request = Request {
@@ -73,23 +80,37 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
             ..SamplerOptions::default()
         },
         stop: args.stop.clone(),
+        stop_ids: stop_ids(found.config(), tokenizer.as_ref(), model.path())?,
         prompt,
         ..Request::default()
     };
     request.check()?;
-
-    let opened = open::open(&model, &args.open, &request.prompt, output)?;
-    let engine = &opened.engine;
-    request.stop_ids = stop_ids(engine, &tokenizer, model.path())?;
-    if !args.no_mask {
-        let mut mask = Mask::without(engine.config().vocab, &tokenizer.banned_in_text());
-        // Ids beyond the tokenizer have no text.
-        (tokenizer.vocab_size()..engine.config().vocab as u32).for_each(|id| mask.ban(id));
-        request.mask = Some(mask);
+    match &tokenizer {
+        None if !args.stop.is_empty() => {
+            return Err(Failure::usage(format!(
+                "--stop needs a text, and there is no tokenizer in {}",
+                model.path().display()
+            )));
+        }
+        None => output.note(format_args!(
+            "no tokenizer in {}: token ids are written instead of text",
+            model.path().display()
+        )),
+        Some(_) if args.no_mask => (),
+        Some(tokenizer) => {
+            let vocab = found.config().vocab;
+            let mut mask = Mask::without(vocab, &tokenizer.banned_in_text());
+            // Ids beyond the tokenizer have no text.
+            (tokenizer.vocab_size()..vocab as u32).for_each(|id| mask.ban(id));
+            request.mask = Some(mask);
+        }
     }
+
+    let opened = found.plan(&request.prompt, output)?.load(output)?;
+    let engine = &opened.engine;
     let mut session = engine.session()?;
     let mut failed = None;
-    let outcome = waste_engine::generate(engine, &mut session, &tokenizer, &request, &mut |text| {
+    let outcome = waste_engine::generate(engine, &mut session, tokenizer.as_ref(), &request, &mut |text| {
         if output.json() {
             return Ok(());
         }
@@ -140,22 +161,32 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
     };
     if output.json() {
         output.result(&report)?;
-    } else {
+    } else if tokenizer.is_some() {
         output.text().write_all(b"\n")?;
+    } else {
+        let ids: Vec<String> = generation.tokens.iter().map(u32::to_string).collect();
+        writeln!(output.text(), "{}", ids.join(" "))?;
     }
     say(&report, generation.finish, output);
     Ok(if generation.finish == Finish::Cancelled { Exit::Interrupted } else { Exit::Done })
 }
 
 /// Every id that ends a text: what the configurations name, and [EOS]; the files disagree, so all of them stop.
-fn stop_ids(engine: &Engine, tokenizer: &Tokenizer, dir: &std::path::Path) -> Result<Vec<u32>, Failure> {
-    let mut ids = engine.config().eos.clone();
+fn stop_ids(config: &ModelConfig, tokenizer: Option<&Tokenizer>, dir: &Path) -> Result<Vec<u32>, Failure> {
+    let mut ids = config.eos.clone();
     let path = dir.join("generation_config.json");
     if path.exists() {
-        let config = json::read(&path, MANIFEST_BYTES_MAX)?;
-        ids.extend(read_eos(config.get("eos_token_id")).unwrap_or_default());
+        let invalid = |what: &str| {
+            Failure::data("invalid_generation_config", format!("{}: expected {what}", path.display()))
+        };
+        let generation = json::read(&path, MANIFEST_BYTES_MAX)?;
+        let generation = generation.as_object().ok_or_else(|| invalid("a JSON object"))?;
+        let eos = read_eos(generation.get("eos_token_id"));
+        ids.extend(
+            eos.ok_or_else(|| invalid("`eos_token_id` to be a token id or a list of at most 64 of them"))?,
+        );
     }
-    ids.extend(tokenizer.eos());
+    ids.extend(tokenizer.and_then(Tokenizer::eos));
     ids.sort_unstable();
     ids.dedup();
     Ok(ids)

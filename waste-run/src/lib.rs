@@ -26,7 +26,13 @@ pub const TOOL: Tool = Tool {
                The next token:          waste-run eval k3.waste \"The capital of France is\" --top 5\n  \
                What 3 bits cost:        waste-run perplexity k3.waste --file text.txt --run 255 --bos\n  \
                Count a prompt:          waste-run tokenize k3.waste --file prompt.txt --json\n  \
-               What is in a container:  waste-run info k3.waste",
+               What is in a container:  waste-run info k3.waste\n\n\
+               Environment (empty is unset; an option wins):\n  \
+               WASTE_BUDGET     as --budget\n  \
+               WASTE_THREADS    as --threads\n  \
+               WASTE_KERNELS    kernel set to use; --version -v lists those of this build [default: the fastest]\n  \
+               WASTE_IO_DEPTH   expert reads in flight, 0 to 64 [default: 4]\n  \
+               WASTE_LOOKAHEAD  experts of the next layer to read ahead, 0 to 64 [default: 6]",
     details,
 };
 

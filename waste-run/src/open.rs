@@ -1,18 +1,20 @@
 //! Opening a model: resolve, plan, reserve, load.
 
-use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::env::VarError;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use waste_common::cli::{ByteSize, Chained, Failure, Interrupt, Model, Output, Progress, Unit};
+use waste_common::cli::{ByteSize, Chained, Failure, Interrupt, Kind, Model, Output, Progress, Unit};
+use waste_common::config::ModelConfig;
 use waste_common::io::{Bypass, filesystem};
 use waste_common::machine::{Machine, Reservation};
-use waste_common::plan::{Budget, MemoryPlan, PlanOptions};
+use waste_common::plan::{Budget, MemoryPlan, ModelSizes, PlanOptions};
 use waste_engine::open::{self, Reserved};
-use waste_engine::{Engine, EngineError, EngineOptions, Event, Watch};
+use waste_engine::weights::Source;
+use waste_engine::{Engine, EngineError, EngineOptions, Event, Watch, open_source};
 
-use crate::args::ModelArgs;
+use crate::args::{self, ModelArgs};
 
 /// An opened model.
 pub struct Opened {
@@ -28,52 +30,124 @@ pub struct Opened {
     _reservation: Option<Reservation>,
 }
 
-/// Opens a model for a run of `tokens`; what cannot be run is refused before anything is loaded.
-pub fn open(model: &Model, args: &ModelArgs, tokens: &[u32], output: &Output) -> Result<Opened, Failure> {
-    let start = Instant::now();
-    let interrupt = Interrupt::install()?;
-    let dir = model.path();
-    let options = plan_options(model, args)?;
-    let what = format!("waste-run {}", dir.display());
-    let sizes = open::sizes(dir)?;
-    let Reserved { plan, reservation, unseen } = open::reserve(&sizes, &options, &Machine::probe()?, &what)?;
-    if let Some(error) = unseen {
-        output.detail(format_args!("other engines are not considered: {error}"));
-    }
-    EngineError::check_tokens(tokens, 0, options.ctx, sizes.config.vocab)?;
-    output.note(&plan.explanation);
-    for warning in &plan.warnings {
-        output.warn(warning);
-    }
-    if let Ok(filesystem) = filesystem(dir)
-        && let Some(warning) = filesystem.warning
-    {
-        output.warn(format_args!("{}: {warning}", dir.display()));
-    }
-    let engine_options = EngineOptions {
-        arith: args.arith,
-        cpus: args.cpus.as_ref().map(|cpus| cpus.0.clone()),
-        readers: from_env("WASTE_IO_DEPTH", 4)?,
-        lookahead: from_env("WASTE_LOOKAHEAD", 6)?,
-        bypass: if args.no_direct_io { Bypass::Off } else { Bypass::On },
-        verify: args.verify,
-        cancelled: interrupt.flag(),
-        watch: watch(output),
-        ..EngineOptions::default()
-    };
-    let engine = Engine::open(dir, engine_options.within(&plan))?;
-    let load_seconds = start.elapsed().as_secs_f64();
-    output.detail(format_args!(
-        "loaded in {load_seconds:.2} s: {} kernels, {} threads, direct I/O {}",
-        engine.kernels(),
-        plan.threads,
-        if engine.direct_io() { "on" } else { "off" },
-    ));
-    Ok(Opened { engine, plan, load_seconds, interrupt, _reservation: reservation })
+/// A model that was looked at: what can be refused without a plan was.
+pub struct Found<'a> {
+    dir: &'a Path,
+    args: &'a ModelArgs,
+    sizes: ModelSizes,
+    options: PlanOptions,
 }
 
-/// Explicit options win over those of a plan, those over the defaults.
-fn plan_options(model: &Model, args: &ModelArgs) -> Result<PlanOptions, Failure> {
+/// A model whose run has its share of the RAM, and tokens that fit.
+pub struct Planned<'a> {
+    found: Found<'a>,
+    plan: MemoryPlan,
+    interrupt: Interrupt,
+    reservation: Option<Reservation>,
+}
+
+/// Looks at a model: is it one, and can it be run so?
+pub fn find<'a>(model: &'a Model, args: &'a ModelArgs, output: &Output) -> Result<Found<'a>, Failure> {
+    let dir = model.path();
+    if let Some(chained) = model.chained().filter(|chained| chained.kind == Kind::Config) {
+        return Err(Failure::data(
+            "wrong_kind",
+            format!(
+                "the previous tool ({}) names a {}, `{}`, which has no weights; a container or a checkpoint is needed",
+                chained.schema(),
+                chained.kind.key(),
+                dir.display()
+            ),
+        ));
+    }
+    let (source, _) = open_source(dir)?;
+    let direct = matches!(source, Source::Checkpoint(_));
+    if direct && args.verify {
+        return Err(Failure::usage(format!(
+            "--verify checks the records of a container; {} is a checkpoint, and its experts have no checksums",
+            dir.display()
+        )));
+    }
+    let options = plan_options(model, args, direct, output)?;
+    let sizes = match source {
+        Source::Container(container) => ModelSizes::of_container(&container)?,
+        Source::Checkpoint(checkpoint) => ModelSizes::of_checkpoint_run_directly(checkpoint.config())?,
+    };
+    Ok(Found { dir, args, sizes, options })
+}
+
+impl<'a> Found<'a> {
+    /// The model's configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.sizes.config
+    }
+
+    /// The context length of the run.
+    pub fn ctx(&self) -> usize {
+        self.options.ctx
+    }
+
+    /// Plans a run and reserves what it takes; refuses `tokens` that do not fit.
+    pub fn plan(self, tokens: &[u32], output: &Output) -> Result<Planned<'a>, Failure> {
+        let interrupt = Interrupt::install()?;
+        let what = format!("waste-run {}", self.dir.display());
+        let Reserved { plan, reservation, unseen } =
+            open::reserve(&self.sizes, &self.options, &Machine::probe()?, &what)?;
+        if let Some(error) = unseen {
+            output.detail(format_args!("other engines are not considered: {error}"));
+        }
+        EngineError::check_tokens(tokens, 0, self.options.ctx, self.sizes.config.vocab)?;
+        Ok(Planned { found: self, plan, interrupt, reservation })
+    }
+}
+
+impl Planned<'_> {
+    /// Loads the model.
+    pub fn load(self, output: &Output) -> Result<Opened, Failure> {
+        let Planned { found: Found { dir, args, .. }, plan, interrupt, reservation } = self;
+        let start = Instant::now();
+        output.note(&plan.explanation);
+        for warning in &plan.warnings {
+            output.warn(warning);
+        }
+        for detail in &plan.details {
+            output.detail(detail);
+        }
+        if let Ok(filesystem) = filesystem(dir)
+            && let Some(warning) = filesystem.warning
+        {
+            output.warn(format_args!("{}: {warning}", dir.display()));
+        }
+        let engine_options = EngineOptions {
+            arith: args.arith,
+            cpus: args.cpus.as_ref().map(|cpus| cpus.0.clone()),
+            readers: count_from_env("WASTE_IO_DEPTH", 4)?,
+            lookahead: count_from_env("WASTE_LOOKAHEAD", 6)?,
+            bypass: if args.no_direct_io { Bypass::Off } else { Bypass::On },
+            verify: args.verify,
+            cancelled: interrupt.flag(),
+            watch: watch(output),
+            ..EngineOptions::default()
+        };
+        let engine = Engine::open(dir, engine_options.within(&plan))?;
+        let load_seconds = start.elapsed().as_secs_f64();
+        output.detail(format_args!(
+            "loaded in {load_seconds:.2} s: {} kernels, {} threads, direct I/O {}",
+            engine.kernels(),
+            plan.threads,
+            if engine.direct_io() { "on" } else { "off" },
+        ));
+        Ok(Opened { engine, plan, load_seconds, interrupt, _reservation: reservation })
+    }
+}
+
+/// Explicit options win over those of a plan, those over the defaults. `direct`: the model is a checkpoint.
+fn plan_options(
+    model: &Model,
+    args: &ModelArgs,
+    direct: bool,
+    output: &Output,
+) -> Result<PlanOptions, Failure> {
     let file;
     let planned = match &args.plan {
         None => model.chained(),
@@ -83,20 +157,38 @@ fn plan_options(model: &Model, args: &ModelArgs) -> Result<PlanOptions, Failure>
                 Failure::data("unreadable_file", format!("cannot read the plan {name}: {error}"))
             })?;
             file = Chained::read(reader, &name)?;
+            if file.kind != Kind::Config && !same_place(&file.path, model.path()) {
+                output.note(format_args!(
+                    "the plan {name} was made for the {} {}, not for {}",
+                    file.kind.key(),
+                    file.path.display(),
+                    model.path().display()
+                ));
+            }
             Some(&file)
         }
     };
-    let threads = args.cpus.as_ref().map(|cpus| cpus.0.len());
+    let budget =
+        args.budget.map_or_else(|| from_env("WASTE_BUDGET", str::parse), |budget| Ok(Some(budget)))?;
+    let threads =
+        args.threads.map_or_else(|| from_env("WASTE_THREADS", args::threads), |threads| Ok(Some(threads)))?;
+    let cpus = args.cpus.as_ref().map(|cpus| cpus.0.len());
     let mut options = PlanOptions {
         chunk: args.prefill_chunk.unwrap_or(PlanOptions::CHUNK),
         ram_share: args.ram_share,
         allow_swap: args.allow_swap,
-        threads: args.threads.or(threads).unwrap_or_else(|| EngineOptions::default().threads),
+        threads: threads.or(cpus).unwrap_or_else(|| EngineOptions::default().threads),
         ..PlanOptions::default()
     };
     if let Some(planned) = planned {
-        if let Some(bytes) = planned.budget_bytes()? {
-            options.budget = Budget::Bytes(bytes);
+        let of_the_container = direct && planned.kind != Kind::Container;
+        match planned.budget_bytes()? {
+            Some(bytes) if !of_the_container => options.budget = Budget::Bytes(bytes),
+            Some(_) if budget.is_none() => output.note(
+                "the budget of the plan is not followed: it is for the container to be made, and the checkpoint runs \
+                 directly, in f32",
+            ),
+            _ => (),
         }
         if let Some(ctx) = planned.ctx()? {
             options.ctx = usize::try_from(ctx).unwrap_or(usize::MAX);
@@ -113,21 +205,34 @@ fn plan_options(model: &Model, args: &ModelArgs) -> Result<PlanOptions, Failure>
     }
     options.ctx = args.ctx.unwrap_or(options.ctx);
     options.kv = args.kv.unwrap_or(options.kv);
-    options.budget = args.budget.unwrap_or(options.budget);
+    options.budget = budget.unwrap_or(options.budget);
     Ok(options)
 }
 
-/// A whole number from the environment.
-fn from_env(name: &str, default: usize) -> Result<usize, Failure> {
-    match std::env::var(name) {
-        Err(std::env::VarError::NotPresent) => Ok(default),
-        Ok(text) if text.is_empty() => Ok(default),
-        Ok(text) => match text.parse() {
-            Ok(number) if number <= 64 => Ok(number),
-            _ => Err(Failure::usage(format!("{name} is `{text}`; expected a whole number from 0 to 64"))),
-        },
-        Err(std::env::VarError::NotUnicode(_)) => Err(Failure::usage(format!("{name} is not a number"))),
+/// Whether two paths lead to the same place, as far as can be seen.
+fn same_place(one: &Path, other: &Path) -> bool {
+    match (one.canonicalize(), other.canonicalize()) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => one == other,
     }
+}
+
+/// A value from the environment; empty is unset.
+fn from_env<T>(name: &str, parse: impl FnOnce(&str) -> Result<T, String>) -> Result<Option<T>, Failure> {
+    match std::env::var(name) {
+        Err(VarError::NotPresent) => Ok(None),
+        Ok(text) if text.is_empty() => Ok(None),
+        Ok(text) => match parse(&text) {
+            Ok(value) => Ok(Some(value)),
+            Err(error) => Err(Failure::usage(format!("{name} is `{text}`: {error}"))),
+        },
+        Err(VarError::NotUnicode(_)) => Err(Failure::usage(format!("{name} is no text"))),
+    }
+}
+
+/// A small whole number from the environment.
+fn count_from_env(name: &str, default: usize) -> Result<usize, Failure> {
+    Ok(from_env(name, |text| args::whole(text, 0, 64))?.unwrap_or(default))
 }
 
 /// Bars for loading and for long prompts.

@@ -3,8 +3,8 @@
 use serde::Serialize;
 use waste_common::cli::{Exit, Failure, Output, Progress, Unit, resolve_model};
 use waste_common::machine::peak_rss_bytes;
-use waste_engine::Wanted;
 use waste_engine::tokenizer::Tokenizer;
+use waste_engine::{EngineError, Wanted};
 
 use crate::args::PerplexityArgs;
 use crate::eval::log_sum_exp;
@@ -28,19 +28,24 @@ struct Report {
 /// Measures a text: cut into runs, each from an empty state, the loss of every predicted token summed.
 pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
     let model = resolve_model(&args.model)?;
+    let found = open::find(&model, &args.open, output)?;
     let tokenizer = Tokenizer::open(model.path())?;
     let text = input::from_file(&args.file)?;
     let ids = tokenizer.encode(&text);
     let bos = if args.bos { Some(input::bos(&tokenizer)?) } else { None };
-    let opened = open::open(&model, &args.open, &[], output)?;
-    let room = opened.plan.ctx - usize::from(args.bos);
+    // Every id is looked up among the logits, the last one too; the context holds one run at a time.
+    EngineError::check_tokens(&ids, 0, usize::MAX, found.config().vocab)?;
+    EngineError::check_tokens(bos.as_slice(), 0, usize::MAX, found.config().vocab)?;
+    let ctx = found.ctx();
+    let room = ctx.saturating_sub(usize::from(args.bos));
     let run = args.run.unwrap_or(room);
     if run == 0 || run > room {
-        let (ctx, bos) = (opened.plan.ctx, if args.bos { " after [BOS]" } else { "" });
+        let bos = if args.bos { " after [BOS]" } else { "" };
         return Err(Failure::usage(format!(
             "runs of {run} tokens: a run must hold at least 1, and --ctx {ctx} leaves room for {room}{bos}"
         )));
     }
+    let opened = found.plan(&[], output)?.load(output)?;
     let engine = &opened.engine;
     let mut session = engine.session()?;
     let progress = Progress::new(output, "measuring", ids.len() as u64, Unit::Count);

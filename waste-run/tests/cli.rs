@@ -315,10 +315,56 @@ fn without_a_tokenizer_ids_are_evaluated() {
     let full = with("eval", CONTAINER, &["--ids", "394,104", "--json"]).done().json("waste-run-eval/1");
     assert_eq!(bare["top"][0]["logit"], full["top"][0]["logit"]);
     run(&["info", model.arg()]).done();
-    for args in [&["eval", model.arg(), "hi"][..], &[model.arg(), "hi"], &[model.arg(), "--ids", "1"]] {
+    for args in [&["eval", model.arg(), "hi"][..], &[model.arg(), "hi"]] {
         let ran = run(args).exits(3);
         assert!(ran.stderr.contains("tokenizer"), "{}", ran.stderr);
     }
+}
+
+#[test]
+fn without_a_tokenizer_ids_are_written() {
+    let model = Model::copy(CONTAINER);
+    std::fs::remove_file(model.path("tokenizer.model")).unwrap();
+    let args = ["--ids", "394,104", "-n", "5", "--no-mask"];
+    let run = |more: &[&str]| run("waste-run", [&[model.arg()], &args[..], more].concat());
+    let full = with("", CONTAINER, &[&args[..], &["--json"]].concat()).done().json("waste-run/1");
+    let bare = run(&["--json"]).done().json("waste-run/1");
+    assert_eq!((&bare["text"], &bare["ids"]), (&json!(""), &full["ids"]));
+    let ran = run(&[]).done();
+    assert_eq!(ran.stdout.trim_end().replace(' ', ","), list(&ids(&full["ids"])));
+    assert!(ran.stderr.contains("no tokenizer"), "{}", ran.stderr);
+    let error = run(&["--stop", "x", "--json"]).error(2, "usage");
+    assert!(error["message"].as_str().unwrap().contains("tokenizer"), "{error}");
+    // One that is there and damaged is not passed over.
+    model.set("tokenizer.model", b"x");
+    run(&["--json"]).exits(3);
+}
+
+/// A tokenizer of more tokens than the model has. The bug behind it: the last id was looked up among the logits.
+#[test]
+fn a_text_beyond_the_models_vocabulary_is_not_measured() {
+    let model = Model::copy(CONTAINER);
+    let mut ranks = String::from_utf8(model.read("tokenizer.model")).unwrap();
+    let digits: Vec<char> = ('A'..='Z').chain('a'..='z').chain('0'..='9').chain(['+', '/']).collect();
+    let mut count = ranks.lines().count();
+    for (a, b) in (b'A'..=b'Z').flat_map(|a| (b'A'..=b'Z').map(move |b| (a, b))) {
+        let sextets = [a >> 2, (a & 3) << 4 | b >> 4, (b & 15) << 2].map(|at| digits[usize::from(at)]);
+        let token: String = sextets.iter().chain(&['=']).collect();
+        if !ranks.contains(&format!("{token} ")) {
+            ranks += &format!("{}{token} {count}\n", if ranks.ends_with('\n') { "" } else { "\n" });
+            count += 1;
+        }
+    }
+    model.set("tokenizer.model", ranks.as_bytes());
+    model.set("specials.json", b"[]");
+    let file = model.beside("text.txt");
+    std::fs::write(&file, "0ZZ").unwrap();
+    let last = (count - 1).to_string();
+    let tokens = run("waste-run", ["tokenize", model.arg(), "0ZZ"]).done().stdout;
+    assert!(tokens.trim_end().ends_with(&last), "{tokens}");
+    let ran = run("waste-run", ["perplexity", model.arg(), "--file", arg(&file), "--json"]);
+    let error = ran.error(3, "token_out_of_range");
+    assert!(error["message"].as_str().unwrap().contains(&last), "{error}");
 }
 
 // Context and length
@@ -419,11 +465,45 @@ fn options_out_of_range_are_refused() {
         ("WASTE_IO_DEPTH", "1e3"),
         ("WASTE_BUDGET", "lots"),
         ("WASTE_THREADS", "many"),
+        ("WASTE_THREADS", "0"),
     ] {
         let model = data(CONTAINER);
         let ran = Ran::of(tool("waste-run").args([arg(&model), "hi", "--json"]).env(key, wrong));
         assert_eq!(ran.exit, Some(2), "{key}: {} {}", ran.stdout, ran.stderr);
     }
+}
+
+#[test]
+fn a_negative_number_is_told_its_range() {
+    let options = ["-n", "--temp", "--top-p", "--top-k", "--min-p", "--seed", "--ctx", "--threads"];
+    for option in options.into_iter().chain(["--prefill-chunk", "--budget", "--ids"]) {
+        let prompt = if option == "--ids" { None } else { Some("hi") };
+        let args: Vec<&str> = prompt.into_iter().chain([option, "-5", "--json"]).collect();
+        let ran = with("", CONTAINER, &args).exits(2);
+        let message = ran.json("waste-run/1")["error"]["message"].as_str().unwrap().to_owned();
+        assert!(!message.contains("-- -5") && message.contains("expected"), "{option}: {message}");
+    }
+    for (command, option) in [("eval", "--top"), ("perplexity", "--run")] {
+        let ran = with(command, CONTAINER, &[option, "-5"]).exits(2);
+        assert!(ran.stderr.contains("whole number from 0"), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn the_environment_is_listed_and_may_be_empty() {
+    let help = run("waste-run", ["--help"]).done().stdout;
+    let model = data(CONTAINER);
+    let with_env = |key: &str, value: &str, args: &[&str]| {
+        let args = [&[arg(&model), "hi", "-n", "2", "--json"], args].concat();
+        Ran::of(tool("waste-run").args(args).env(key, value)).done().json("waste-run/1")
+    };
+    for key in ["WASTE_BUDGET", "WASTE_THREADS", "WASTE_KERNELS", "WASTE_IO_DEPTH", "WASTE_LOOKAHEAD"] {
+        assert!(help.contains(&format!("  {key}  ")), "{key}: {help}");
+        with_env(key, "", &[]);
+    }
+    assert_eq!(with_env("WASTE_THREADS", "2", &[])["threads"], 2);
+    assert_eq!(with_env("WASTE_THREADS", "2", &["--threads", "1"])["threads"], 1);
+    assert_eq!(with_env("WASTE_BUDGET", "41MiB", &[])["budget_bytes"], 41 << 20);
 }
 
 // Memory
@@ -469,6 +549,110 @@ fn a_plan_is_followed_and_options_override_it() {
     with("", CONTAINER, &["hi", "--plan", arg(&home.path().join("none")), "--json"]).exits(3);
 }
 
+#[test]
+fn a_plan_for_another_model_is_noted() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("plan.json");
+    let stderr = |path: &str| {
+        let plan = json!({"schema": "waste-plan/1", "container": path, "ctx": 64});
+        std::fs::write(&file, plan.to_string()).unwrap();
+        with("", CONTAINER, &["hi", "-n", "1", "--plan", arg(&file)]).done().stderr
+    };
+    assert!(stderr("elsewhere.waste").contains("elsewhere.waste"));
+    let same = data(CONTAINER).join("..").join("tiny-k3.waste");
+    assert!(!stderr(arg(&same)).contains("was made for"));
+}
+
+/// The plan of a checkpoint is for its container; a direct run needs another budget.
+#[test]
+fn a_checkpoint_runs_directly_after_its_plan() {
+    let model = data(GOLDEN);
+    let plan = |key: &str| {
+        json!({"schema": "waste-plan/1", key: arg(&model), "ctx": 64, "kv": "f16", "budget_bytes": 1 << 20})
+            .to_string()
+    };
+    let chained = |key: &str, args: &[&str]| {
+        let args = [&["-", "hi", "-n", "1", "--json"], args].concat();
+        Ran::of(tool("waste-run").args(args).write_stdin(plan(key)))
+    };
+    let ran = chained("checkpoint", &[]).done();
+    assert!(ran.stderr.contains("budget of the plan is not followed"), "{}", ran.stderr);
+    let report = ran.json("waste-run/1");
+    assert_eq!((&report["ctx"], &report["kv"]), (&json!(64), &json!("f16")));
+    chained("checkpoint", &["--budget", "1MiB"]).error(4, "budget_below_floor");
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("plan.json");
+    std::fs::write(&file, plan("checkpoint")).unwrap();
+    with("", GOLDEN, &["hi", "-n", "1", "--plan", arg(&file)]).done();
+    with("", CONTAINER, &["hi", "-n", "1", "--plan", arg(&file), "--json"]).error(4, "budget_below_floor");
+}
+
+#[test]
+fn a_checkpoint_has_no_checksums_to_verify() {
+    for command in ["", "eval"] {
+        let error = with(command, GOLDEN, &["hi", "--verify", "--json"]).error(2, "usage");
+        assert!(error["message"].as_str().unwrap().contains("--verify"), "{error}");
+    }
+    with("", CONTAINER, &["hi", "-n", "1", "--verify"]).done();
+}
+
+/// The bugs behind it: a boundless budget took all RAM from others, and the sum of reservations overflowed.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_others_have_reserved_is_summed_without_overflow() {
+    use waste_common::machine::Reservation;
+    let home = tempfile::tempdir().unwrap();
+    let model = data(CONTAINER);
+    let start = || {
+        let args = [arg(&model), "hi", "-n", "1", "--json"];
+        Ran::of(tool("waste-run").args(args).env("XDG_RUNTIME_DIR", home.path()))
+    };
+    let small = Reservation::take_in(&home.path().join("waste"), 1 << 20, "one").unwrap();
+    let ran = start().done();
+    assert!(!ran.stderr.contains("have reserved"), "{}", ran.stderr);
+    drop(small);
+    let take = || Reservation::take_in(&home.path().join("waste"), u64::MAX, "many").unwrap();
+    let _held = [take(), take()];
+    start().error(4, "not_enough_ram");
+}
+
+// What is refused is refused before the model is loaded: with -v that would be said.
+
+#[track_caller]
+fn refused_before_loading(args: &[&str], exit: i32) -> Ran {
+    let ran = run("waste-run", args.iter().copied().chain(["-v"])).exits(exit);
+    assert!(!ran.stderr.contains("loaded in"), "{}", ran.stderr);
+    ran
+}
+
+#[test]
+fn a_generation_config_is_read_strictly() {
+    let model = Model::copy(CONTAINER);
+    let args = [model.arg(), "hi", "-n", "1"];
+    let name = "generation_config.json";
+    for wrong in ["{", "[]", r#"{"eos_token_id":"x"}"#, r#"{"eos_token_id":[1,-2]}"#] {
+        model.set(name, wrong.as_bytes());
+        let ran = refused_before_loading(&args, 3);
+        assert!(ran.stderr.contains(name), "{wrong}: {}", ran.stderr);
+    }
+    for right in ["{}", r#"{"eos_token_id":null}"#, r#"{"eos_token_id":[1,2]}"#] {
+        model.set(name, right.as_bytes());
+        run("waste-run", args).done();
+    }
+}
+
+#[test]
+fn logits_are_not_computed_for_a_file_that_cannot_be() {
+    let home = tempfile::tempdir().unwrap();
+    let model = data(CONTAINER);
+    let eval = |path: &std::path::Path| {
+        refused_before_loading(&["eval", arg(&model), "hi", "--save-logits", arg(path)], 3)
+    };
+    eval(&home.path().join("none").join("logits.safetensors"));
+    eval(home.path());
+    assert!(!home.path().with_extension("tmp").exists());
+}
+
 // The surroundings
 
 #[test]
@@ -481,6 +665,9 @@ fn runs_of_a_measurement_fit_the_context() {
     for wrong in [&["--run", "0"][..], &["--run", "33", "--ctx", "32"], &["--bos", "--ctx", "1"]] {
         measure(wrong).error(2, "usage");
     }
+    let model = data(CONTAINER);
+    let args = ["perplexity", arg(&model), "--file", arg(&file), "--run", "33", "--ctx", "32"];
+    refused_before_loading(&args, 2);
     measure(&["--run", "32", "--ctx", "32"]).done();
     measure(&["--bos", "--ctx", "2"]).done();
     // One token from nothing predicts nothing.
@@ -532,6 +719,18 @@ fn what_is_no_model_is_refused() {
         }
     }
     run("waste-run", ["--json"]).error(2, "usage");
+    // Half a container has a tokenizer and all, but no manifest yet.
+    let half = Model::copy(CONTAINER);
+    std::fs::remove_file(half.path("manifest.json")).unwrap();
+    let none = home.path().join("none");
+    for path in [arg(&none), half.arg()] {
+        let error = run("waste-run", [path, "hi", "--json"]).error(3, "not_a_model");
+        assert!(error["message"].as_str().unwrap().contains("neither a container"), "{error}");
+    }
+    let config = r#"{"schema":"waste-plan/1","config":"kimi-k3"}"#;
+    let ran = Ran::of(tool("waste-run").args(["-", "hi", "--json"]).write_stdin(config));
+    let error = ran.error(3, "wrong_kind");
+    assert!(error["message"].as_str().unwrap().contains("names a config"), "{error}");
 }
 
 #[test]
@@ -631,6 +830,29 @@ mod unix {
             assert!(matches!(reason, Some("cancelled" | "interrupted")), "{report}");
             drop(stderr);
         }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_boundless_budget_leaves_ram_to_others() {
+        let home = tempfile::tempdir().unwrap();
+        let model = data(TALES);
+        let args = [arg(&model), "Once upon a time", "-n", "100000", "--ctx", "200000", "--budget", "99999T"];
+        let mut first = process("waste-run")
+            .args(args)
+            .env("XDG_RUNTIME_DIR", home.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Once it writes, it has its reservation.
+        first.stdout.as_mut().unwrap().read_exact(&mut [0; 4]).unwrap();
+        let second = [arg(&model), "hi", "-n", "1"];
+        let second = Ran::of(tool("waste-run").args(second).env("XDG_RUNTIME_DIR", home.path()));
+        first.kill().unwrap();
+        first.wait().unwrap();
+        second.done();
     }
 
     #[test]

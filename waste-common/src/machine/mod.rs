@@ -93,6 +93,11 @@ impl Machine {
         Machine::new(bytes, None, 0)
     }
 
+    /// What the process could count on if no other engine ran: the physical RAM, or the limit if that is less.
+    pub fn unreserved_bytes(&self) -> u64 {
+        self.limit.as_ref().map_or(self.physical_ram_bytes, |limit| self.physical_ram_bytes.min(limit.bytes))
+    }
+
     fn new(physical: u64, limit: Option<Limit>, reserved: u64) -> Machine {
         let allowed = limit.as_ref().map_or(physical, |limit| physical.min(limit.bytes));
         Machine {

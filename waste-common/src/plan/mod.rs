@@ -87,19 +87,22 @@ pub struct MemoryPlan {
     pub explanation: String,
     /// What to know before running.
     pub warnings: Vec<String>,
+    /// What changed nothing, for who wants to know more; no part of the JSON.
+    #[serde(skip)]
+    pub details: Vec<String>,
 }
 
 impl MemoryPlan {
-    /// What a run can really take: a budget may be larger than all there is to keep.
-    pub fn taken_bytes(&self) -> u64 {
-        let cache = self.cache_slots.saturating_mul(self.record_bytes);
-        self.budget_bytes
-            .min(self.floor_bytes.saturating_sub(self.min_expert_cache_bytes).saturating_add(cache))
-    }
-
     /// Whether the cache holds every expert of the model.
     pub fn holds_all_experts(&self) -> bool {
         self.expert_cache_bytes >= self.experts_bytes
+    }
+
+    /// What a run really takes, in bytes: a budget may be more than all experts need.
+    pub fn taken_bytes(&self) -> u64 {
+        let cache = self.cache_slots.saturating_mul(self.record_bytes);
+        let rest = self.floor_bytes.saturating_sub(self.min_expert_cache_bytes);
+        self.budget_bytes.min(rest.saturating_add(cache))
     }
 }
 
@@ -171,8 +174,9 @@ pub fn plan(model: &ModelSizes, options: &PlanOptions, machine: &Machine) -> Res
         verdict: String::new(),
         explanation: String::new(),
         warnings: Vec::new(),
+        details: Vec::new(),
     };
-    words::explain(&mut plan, options);
+    words::explain(&mut plan, options, machine);
     Ok(plan)
 }
 

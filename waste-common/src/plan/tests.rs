@@ -259,6 +259,36 @@ fn reservations_are_said() {
     assert!(plan.warnings[0].contains("48.00 GiB"), "{:?}", plan.warnings);
 }
 
+/// A warning that changes nothing is noise: beside a small engine there is often room for all the same.
+#[test]
+fn reservations_that_change_nothing_are_a_detail() {
+    let mut machine = Machine::with_ram(256 * GIB);
+    machine.usable_ram_bytes -= GIB;
+    machine.reserved_bytes = GIB;
+    let beside = plan(&sizes(K3), &options(4096), &machine).unwrap();
+    assert!(beside.warnings.is_empty() && beside.details[0].contains("1.00 GiB"), "{beside:?}");
+    // A given budget stays what it is, but may not fit any more.
+    let given = with_budget(Budget::Bytes(200 * GIB));
+    assert!(plan(&sizes(K3), &given, &machine).unwrap().warnings.is_empty());
+    machine.usable_ram_bytes = 200 * GIB;
+    machine.reserved_bytes = 56 * GIB;
+    let crowded = plan(&sizes(K3), &given, &machine).unwrap();
+    assert!(crowded.warnings[0].contains("56.00 GiB") && !crowded.fits, "{:?}", crowded.warnings);
+}
+
+/// The bug behind it: an engine with a boundless budget reserved more RAM than there is, and others found none.
+#[test]
+fn a_run_takes_no_more_than_its_experts_need() {
+    let linear = sizes(LINEAR);
+    let boundless = on(LINEAR, 64 * GIB, &with_budget(Budget::Bytes(u64::MAX))).unwrap();
+    let rest = boundless.floor_bytes - boundless.min_expert_cache_bytes;
+    assert_eq!(boundless.budget_bytes, u64::MAX);
+    assert_eq!(boundless.taken_bytes(), rest + linear.experts * linear.record_bytes);
+    let auto = on(LINEAR, 16 * GIB, &options(4096)).unwrap();
+    let slack = auto.budget_bytes - auto.taken_bytes();
+    assert!(slack < auto.record_bytes, "{slack}");
+}
+
 #[test]
 fn the_json_has_the_keys_in_order() {
     let plan = on(K3, 64 * GIB, &options(4096)).unwrap();

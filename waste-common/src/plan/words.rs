@@ -2,12 +2,32 @@
 
 use super::{Budget, MemoryPlan, PlanOptions, budget};
 use crate::cli::ByteSize;
+use crate::machine::Machine;
 
 /// Fills in what a plan says.
-pub(super) fn explain(plan: &mut MemoryPlan, options: &PlanOptions) {
+pub(super) fn explain(plan: &mut MemoryPlan, options: &PlanOptions, machine: &Machine) {
     plan.verdict = verdict(plan);
     plan.explanation = explanation(plan, options);
     plan.warnings = warnings(plan, options);
+    if plan.reserved_bytes > 0 {
+        let reserved = format!(
+            "running engines have reserved {}, which is not counted as usable RAM",
+            ByteSize(plan.reserved_bytes)
+        );
+        if reservations_matter(plan, options, machine) {
+            plan.warnings.insert(0, reserved);
+        } else {
+            plan.details.push(reserved);
+        }
+    }
+}
+
+/// Whether the plan would be another without the reservations of running engines.
+fn reservations_matter(plan: &MemoryPlan, options: &PlanOptions, machine: &Machine) -> bool {
+    let cap = options.ram_share.of(machine.unreserved_bytes());
+    let (floor, set) = (plan.floor_bytes, plan.working_set_bytes);
+    let alone = budget(options.budget, floor, set, plan.experts_bytes, cap);
+    (alone, alone <= cap) != (plan.budget_bytes, plan.fits)
 }
 
 fn verdict(plan: &MemoryPlan) -> String {
@@ -93,12 +113,6 @@ fn size(bytes: u128) -> String {
 fn warnings(plan: &MemoryPlan, options: &PlanOptions) -> Vec<String> {
     let mut warnings = Vec::new();
     let (usable, cap) = (ByteSize(plan.usable_ram_bytes), ByteSize(plan.cap_bytes));
-    if plan.reserved_bytes > 0 {
-        warnings.push(format!(
-            "running engines have reserved {}, which is not counted as usable RAM",
-            ByteSize(plan.reserved_bytes)
-        ));
-    }
     if plan.floor_bytes > plan.usable_ram_bytes {
         warnings.push(format!(
             "the floor of {} is above the usable RAM of {usable}: the machine will swap and every token will be slow",

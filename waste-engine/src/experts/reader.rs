@@ -4,6 +4,7 @@
 //! reader threads the taker reads them itself.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 
@@ -67,6 +68,9 @@ struct Job {
 }
 
 /// A source of experts behind a bounded cache.
+///
+/// It has one consumer at a time: [`for_each`](Self::for_each) of two threads at once would take slots from each
+/// other and could fail with [`EngineError::NoSlot`]. Readers are its own.
 pub struct ExpertStore {
     shared: Arc<Shared>,
     readers: Vec<JoinHandle<()>>,
@@ -103,24 +107,12 @@ impl Shared {
         self.source.read(id, &mut buffer)
     }
 
-    /// Reads a claimed slot and says so.
+    /// Reads a claimed slot and says so, even if the source panics.
     fn fill(&self, job: Job) {
-        let slot = job.slot;
-        let id = self.lock().cache.expert(slot);
-        let result = self.read_into(slot, id);
-        let mut state = self.lock();
-        state.ahead_in_flight -= usize::from(job.ahead);
-        match result {
-            Ok(bytes) => {
-                state.stats.bytes_read += bytes;
-                state.cache.filled(slot, true);
-            }
-            Err(error) => {
-                state.errors[slot] = Some(error);
-                state.cache.filled(slot, false);
-            }
-        }
-        self.ended.notify_all();
+        let id = self.lock().cache.expert(job.slot);
+        let panicked = Err(EngineError::ReadPanicked { moe: id.moe, expert: id.expert });
+        let mut filling = Filling { shared: self, job, result: panicked };
+        filling.result = self.read_into(job.slot, id);
     }
 
     fn next_job(&self) -> Option<Job> {
@@ -135,6 +127,32 @@ impl Shared {
             }
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+/// A read under way; its end is recorded when this is dropped, so that nobody waits for a read that unwound.
+struct Filling<'a> {
+    shared: &'a Shared,
+    job: Job,
+    result: Result<u64, EngineError>,
+}
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        let Job { slot, ahead } = self.job;
+        let mut state = self.shared.lock();
+        state.ahead_in_flight -= usize::from(ahead);
+        match std::mem::replace(&mut self.result, Ok(0)) {
+            Ok(bytes) => {
+                state.stats.bytes_read += bytes;
+                state.cache.filled(slot, true);
+            }
+            Err(error) => {
+                state.errors[slot] = Some(error);
+                state.cache.filled(slot, false);
+            }
+        }
+        self.shared.ended.notify_all();
     }
 }
 
@@ -168,7 +186,8 @@ impl ExpertStore {
                 .name(format!("waste-read-{number}"))
                 .spawn(move || {
                     while let Some(job) = shared.next_job() {
-                        shared.fill(job);
+                        // A panic was said by the hook and recorded as a failure; later reads need this thread.
+                        let _ = catch_unwind(AssertUnwindSafe(|| shared.fill(job)));
                     }
                 })
                 .map_err(|source| EngineError::Thread { what: "an expert reader", source })?;
