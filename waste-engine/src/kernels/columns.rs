@@ -46,6 +46,7 @@ impl<'a> Columns<'a> {
     }
 
     /// The first element.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn as_mut_ptr(&mut self) -> *mut f32 {
         self.first
     }

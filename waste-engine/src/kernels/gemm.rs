@@ -25,7 +25,8 @@ pub fn gemm(weights: &[f32], x: &[f32], cols: usize, out: &mut Columns) {
     }
 }
 
-/// Calls `block` for every block of `R` rows and `T` tokens, and `edge` for what is left at the two edges.
+/// Calls `block` for every block of `R` rows and `T` tokens, and for single ones at the two edges.
+#[cfg(target_arch = "x86_64")]
 macro_rules! blocked {
     ($weights:ident, $x:ident, $cols:ident, $out:ident, $block:ident, $R:literal, $T:literal) => {{
         let (rows, tokens) = check($weights, $x, $cols, $out);
