@@ -33,7 +33,12 @@ pub fn tool(name: &str) -> Command {
 /// # Panics
 /// As there.
 pub fn process(name: &str) -> StdCommand {
-    let command = StdCommand::cargo_bin(name);
+    // Under Wine the runner is a program of the host, which no Windows program can start; the tool itself it can.
+    let command = if cfg!(windows) {
+        Ok(StdCommand::new(assert_cmd::cargo::cargo_bin(name)))
+    } else {
+        StdCommand::cargo_bin(name)
+    };
     let mut command =
         command.unwrap_or_else(|_| panic!("{name} is not built: cargo build --workspace --bins"));
     for key in ENVIRONMENT {

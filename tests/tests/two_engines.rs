@@ -73,10 +73,10 @@ fn a_reservation_leaves_less() {
     assert_eq!(beside["reserved_bytes"].as_u64(), Some(taken));
     let usable = |plan: &Value| plan["usable_ram_bytes"].as_u64().unwrap();
     assert_eq!(usable(&beside), usable(&alone) - taken);
-    let ran = run(runtime.path(), &[]).done();
+    let ran = run(runtime.path(), &["-v"]).done();
     assert!(ran.stderr.contains("reserved") && ran.stderr.contains("512.00 MiB"), "{}", ran.stderr);
     drop(reservation);
-    assert!(!run(runtime.path(), &[]).done().stderr.contains("reserved"));
+    assert!(!run(runtime.path(), &["-v"]).done().stderr.contains("reserved"));
     assert_eq!(plan(runtime.path())["reserved_bytes"], 0);
 }
 
@@ -103,7 +103,7 @@ fn two_processes_see_each_other() {
     assert_eq!(plan(runtime.path())["reserved_bytes"], 700 << 20);
     let second = Running::start(runtime.path(), "800MiB");
     assert_eq!(plan(runtime.path())["reserved_bytes"], 1500u64 << 20);
-    let ran = run(runtime.path(), &[]).done();
+    let ran = run(runtime.path(), &["-v"]).done();
     assert!(ran.stderr.contains("reserved"), "{}", ran.stderr);
     // One that is killed leaves nothing behind.
     drop(first);

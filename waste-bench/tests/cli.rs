@@ -2,13 +2,15 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
-use std::path::{Path, PathBuf};
+#[cfg(unix)]
+use std::path::Path;
+use std::path::PathBuf;
 
 use assert_cmd::Command;
 use serde_json::Value;
 
 fn bench(args: &[&str]) -> Command {
-    let mut command = Command::cargo_bin("waste-bench").unwrap();
+    let mut command = waste_tests::tool::tool("waste-bench");
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("WASTE_")) {
         command.env_remove(name);
     }

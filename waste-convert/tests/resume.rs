@@ -6,7 +6,7 @@ mod util;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use util::*;
@@ -17,7 +17,7 @@ use waste_convert::{Options, Request};
 const OPTIONS: [&str; 4] = ["--cb-sample", "2048", "--format", "vq4p"];
 
 fn spawn(checkpoint: &Path, container: &Path) -> Child {
-    Command::new(assert_cmd::cargo::cargo_bin("waste-convert"))
+    waste_tests::tool::process("waste-convert")
         .arg(checkpoint)
         .arg(container)
         .args(OPTIONS)
@@ -81,7 +81,7 @@ fn ctrl_c_stops_with_130_and_leaves_a_resumable_state() {
     let container = dir.path().join("c");
     let mut child = spawn(&tales(), &container);
     assert!(wait_for(&container.join("experts-L2.bin"), &mut child));
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert!(!files(&container).keys().any(|name| name.ends_with(".tmp")));

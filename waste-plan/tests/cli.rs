@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use waste_tests::synthetic::{self, Fill};
 
 fn tool() -> Command {
-    let mut command = Command::cargo_bin("waste-plan").unwrap();
+    let mut command = waste_tests::tool::tool("waste-plan");
     command.env_remove("WASTE_BUDGET").env_remove("WASTE_THREADS");
     command
 }

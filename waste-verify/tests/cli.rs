@@ -15,7 +15,7 @@ use waste_common::container::ExpertFmt;
 use waste_verify::{Args, Request, TOOL};
 
 fn tool() -> Command {
-    Command::cargo_bin("waste-verify").unwrap()
+    waste_tests::tool::tool("waste-verify")
 }
 
 fn stdout(assert: assert_cmd::assert::Assert) -> Value {

@@ -24,7 +24,7 @@ pub fn tales() -> PathBuf {
 }
 
 pub fn tool() -> Command {
-    let mut command = Command::cargo_bin("waste-convert").unwrap();
+    let mut command = waste_tests::tool::tool("waste-convert");
     command.env_remove("WASTE_THREADS");
     command
 }
