@@ -102,6 +102,8 @@ fn shapes_can_be_cut_and_what_exists_is_kept() {
     let container = Container::open(dir.path()).unwrap();
     assert!(container.manifest().integrity.is_none() && !dir.path().join("manifest.sha256").exists());
     assert!(container.manifest().trunk.iter().all(|entry| entry.crc32.is_none()));
+    // Windows replaces no file that is open.
+    drop(container);
     logits(dir.path());
     let again = synth(args, dir.path());
     assert_eq!(again.exit, Exit::Usage);
