@@ -15,4 +15,6 @@ pub mod machine;
 pub mod plan;
 pub mod quant;
 pub mod tensors;
+#[cfg(test)]
+mod testing;
 pub mod tokens;

@@ -108,7 +108,7 @@ mod tests {
         }
         let child = |count: &str| {
             let name = "cli::signals::tests::the_first_signal_sets_the_flag_and_the_second_ends_the_process";
-            std::process::Command::new(std::env::current_exe().unwrap())
+            crate::testing::this_program()
                 .args(["--exact", name, "--test-threads=1"])
                 .env(KEY, count)
                 .stdout(std::process::Stdio::null())

@@ -302,7 +302,7 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         let name = "machine::reservation::tests::another_process_is_seen_until_it_dies";
-        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        let mut child = crate::testing::this_program()
             .args(["--exact", name, "--nocapture", "--test-threads=1"])
             .env(KEY, dir.path())
             .stdin(std::process::Stdio::piped())
