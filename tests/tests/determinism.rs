@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 use waste_tests::files::Model;
-use waste_tests::tool::{Ran, run, tool};
+use waste_tests::tool::{Ran, emulated, run, tool};
 
 /// What must change nothing: arguments and environment.
 type Setting = (Vec<String>, Option<(&'static str, &'static str)>);
@@ -48,6 +48,10 @@ fn unavailable(ran: &Ran, (_, switch): &Setting) -> bool {
 
 #[test]
 fn text_and_logits_are_the_same_in_every_setting() {
+    // Dozens of runs: the kernels' own tests compare the bits on an emulated CPU.
+    if emulated() {
+        return;
+    }
     let model = Model::converted("models/k3-tales");
     let decode = [model.arg(), "Once upon a time", "-n", "24", "--json"];
     let expected: Value = ran(&decode, &Default::default()).done().json("waste-run/1");
