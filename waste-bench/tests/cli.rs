@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 use std::path::Path;
 use std::path::PathBuf;
 
