@@ -1,5 +1,7 @@
 //! The threads and the kernels a model computes with.
 
+use std::sync::{Mutex, PoisonError};
+
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -12,14 +14,18 @@ pub struct Compute {
     /// The instruction set's kernels.
     pub kernels: &'static Kernels,
     pool: ThreadPool,
+    /// One buffer a thread.
+    scratch: Vec<Mutex<Vec<f32>>>,
 }
 
 impl Compute {
-    /// A pool of `threads` threads, bound to `cpus` if they are given (Linux only).
+    /// A pool of `threads` threads, bound to `cpus` if they are given (Linux only), with `scratch` elements each to
+    /// work in.
     pub fn new(
         kernels: &'static Kernels,
         threads: usize,
         cpus: Option<&[usize]>,
+        scratch: usize,
     ) -> Result<Self, EngineError> {
         let mut builder =
             ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("waste-compute-{i}"));
@@ -31,7 +37,8 @@ impl Compute {
             what: "the compute threads",
             source: std::io::Error::other(error),
         })?;
-        Ok(Compute { kernels, pool })
+        let scratch = (0..threads).map(|_| Mutex::new(vec![0.0; scratch])).collect();
+        Ok(Compute { kernels, pool, scratch })
     }
 
     /// Number of threads.
@@ -42,6 +49,17 @@ impl Compute {
     /// Runs a whole computation inside the pool, so that its parallel parts need no hand-over.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.pool.install(work)
+    }
+
+    /// Calls `work` with `len` elements of this thread's buffer, whatever is in them; a buffer that is too short grows
+    /// once. `work` must not start anything parallel: the thread could be handed another piece of work that wants the same buffer.
+    pub fn with_scratch<R>(&self, len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
+        let thread = rayon::current_thread_index().unwrap_or(0);
+        let mut buffer = self.scratch[thread].lock().unwrap_or_else(PoisonError::into_inner);
+        if buffer.len() < len {
+            buffer.resize(len, 0.0);
+        }
+        work(&mut buffer[..len])
     }
 
     /// Elements one task gets so that all threads have a few tasks each, in multiples of `unit`.

@@ -2,7 +2,6 @@
 
 use rayon::prelude::*;
 use waste_common::plan::scratch::TILE_ROWS;
-use waste_common::quant::{half, q3g, q4g, q8g};
 
 use crate::compute::Compute;
 use crate::kernels::Kernels;
@@ -79,23 +78,20 @@ impl Matrix {
     }
 
     /// One row, decoded.
-    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+    pub fn decode_row(&self, kernels: &Kernels, row: usize, out: &mut [f32]) {
         match &self.data {
             MatrixData::F32(w) => out.copy_from_slice(&w[row * self.cols..(row + 1) * self.cols]),
-            MatrixData::F16(w) => {
-                for (out, &bits) in out.iter_mut().zip(&w[row * self.cols..]) {
-                    *out = half::f16_to_f32(bits);
-                }
-            }
+            MatrixData::F16(w) => (kernels.widen_f16)(&w[row * self.cols..(row + 1) * self.cols], out),
             MatrixData::Quant { format, stride, payload, scales } => {
                 let groups = self.cols.div_ceil(128);
                 let payload = &payload[row * stride..(row + 1) * stride];
                 let scales = &scales[row * groups..(row + 1) * groups];
-                match format {
-                    QuantFormat::Q8 => q8g::decode_row(payload, scales, out),
-                    QuantFormat::Q4 => q4g::decode_row(payload, scales, out),
-                    QuantFormat::Q3 => q3g::decode_row(payload, scales, out),
-                }
+                let decode = match format {
+                    QuantFormat::Q8 => kernels.decode_q8,
+                    QuantFormat::Q4 => kernels.decode_q4,
+                    QuantFormat::Q3 => kernels.decode_q3,
+                };
+                decode(payload, scales, out);
             }
         }
     }
@@ -110,20 +106,23 @@ impl Matrix {
             return compute.rows(out, 4, |first, out| self.rows_into(kernels, first, x, out));
         }
         let tiles = Columns::new(out, self.rows).chunks(TILE_ROWS);
-        tiles.into_par_iter().enumerate().for_each_init(Vec::new, |buffer, (tile, mut out)| {
+        tiles.into_par_iter().enumerate().for_each(|(tile, mut out)| {
             let rows = tile * TILE_ROWS..tile * TILE_ROWS + out.width();
-            let weights = match &self.data {
-                MatrixData::F32(w) => &w[rows.start * self.cols..rows.end * self.cols],
-                _ => {
-                    buffer.resize(TILE_ROWS * self.cols, 0.0);
-                    let decoded = &mut buffer[..rows.len() * self.cols];
-                    for (row, decoded) in rows.zip(decoded.chunks_exact_mut(self.cols)) {
-                        self.decode_row(row, decoded);
-                    }
-                    &*decoded
+            if let MatrixData::F32(w) = &self.data {
+                let weights = &w[rows.start * self.cols..rows.end * self.cols];
+                return (kernels.gemm)(weights, x, self.cols, &mut out);
+            }
+            compute.with_scratch(rows.len() * self.cols, |decoded| {
+                for (row, decoded) in rows.zip(decoded.chunks_exact_mut(self.cols)) {
+                    self.decode_row(kernels, row, decoded);
                 }
-            };
-            (kernels.gemm)(weights, x, self.cols, &mut out);
+                (kernels.gemm)(decoded, x, self.cols, &mut out);
+            });
         });
     }
+}
+
+/// [`Matrix::apply`] for several matrices that have the input in common.
+pub fn apply_all(compute: &Compute, x: &[f32], products: &mut [(&Matrix, &mut [f32])]) {
+    products.par_iter_mut().with_max_len(1).for_each(|(matrix, out)| matrix.apply(compute, x, out));
 }

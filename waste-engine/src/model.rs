@@ -7,9 +7,7 @@ use std::sync::atomic::Ordering;
 use waste_common::checkpoint::Checkpoint;
 use waste_common::config::{Mixer, ModelConfig};
 use waste_common::container::Container;
-use waste_common::plan::scratch::{
-    ExpertStorage, KdaBuffers, LOGIT_ROWS, MlaBuffers, MoeBuffers, Scratch, ScratchOptions,
-};
+use waste_common::plan::scratch::{KdaBuffers, LOGIT_ROWS, MlaBuffers, MoeBuffers, Scratch, ScratchOptions};
 use waste_common::tensors;
 
 use crate::compute::Compute;
@@ -26,6 +24,7 @@ use crate::layers::moe::{MoeContext, MoeLayer, MoeScratch};
 use crate::layers::tables::Tables;
 use crate::matrix::Matrix;
 use crate::options::{EngineOptions, Event};
+use crate::profile::{Part, Profile};
 use crate::session::{LayerState, Session};
 use crate::weights::{Loader, Source};
 
@@ -107,9 +106,10 @@ impl Engine {
         kernels: &'static Kernels,
     ) -> Result<Self, EngineError> {
         options.check()?;
-        let compute = Compute::new(kernels, options.threads, options.cpus.as_deref())?;
         let loader = Loader::new(&source, &config)?;
         let (format, store) = open_experts(&source, &config, &options)?;
+        let scratch = Scratch::thread(&config, &format.storage());
+        let compute = Compute::new(kernels, options.threads, options.cpus.as_deref(), scratch)?;
         let mut number = 0;
         let mut layers = Vec::with_capacity(config.layers());
         for layer in 0..config.layers() {
@@ -196,13 +196,12 @@ impl Engine {
                 LayerState::Mla(KvCache::new(self.options.kv, self.options.ctx, self.config.mla.cached()))
             }
         });
+        let top_k = self.config.moe.as_ref().map_or(0, |moe| moe.top_k);
         let tables = match &self.format {
             ExpertFormat::Dense { .. } => None,
-            ExpertFormat::Vq { shapes, .. } => {
-                Some(Tables::new(*shapes, self.options.arith, self.compute.threads())?)
-            }
+            ExpertFormat::Vq { shapes, .. } => Some(Tables::new(*shapes, self.options.arith, top_k)?),
         };
-        let visits = self.config.moe.as_ref().map_or(0, |moe| options.chunk * moe.top_k);
+        let visits = options.chunk * top_k;
         Ok(Session {
             position: 0,
             state: state.collect(),
@@ -211,11 +210,11 @@ impl Engine {
             stage: vec![0.0; scratch.stage],
             router: vec![0.0; scratch.router],
             tables,
-            tiles: vec![0.0; scratch.expert_tiles],
             logits: vec![0.0; scratch.logits],
             ids: vec![0; visits],
             visits: Vec::with_capacity(visits),
             image_rows: std::collections::VecDeque::new(),
+            profile: Profile::default(),
         })
     }
 
@@ -223,12 +222,7 @@ impl Engine {
         ScratchOptions {
             chunk: self.options.chunk,
             threads: self.compute.threads(),
-            experts: match &self.format {
-                ExpertFormat::Dense { .. } => ExpertStorage::Dense,
-                ExpertFormat::Vq { shapes, .. } => {
-                    ExpertStorage::Vq { stages: shapes[0].stages, entries: shapes[0].entries }
-                }
-            },
+            experts: self.format.storage(),
         }
     }
 
@@ -295,7 +289,9 @@ impl Engine {
         for start in rows.clone().step_by(LOGIT_ROWS) {
             let count = LOGIT_ROWS.min(rows.end - start);
             let logits = &mut session.logits[..count * vocab];
+            session.profile.start();
             self.head.apply(&self.compute, &normed[start * hidden..(start + count) * hidden], logits);
+            session.profile.lap(Part::Head);
             for (i, logits) in logits.chunks_exact(vocab).enumerate() {
                 let position = first + start + i;
                 if !(self.compute.kernels.dot)(logits, logits).is_finite() {
@@ -325,12 +321,13 @@ impl Engine {
             stage,
             router,
             tables,
-            tiles,
             ids,
             visits,
             image_rows,
+            profile,
             ..
         } = session;
+        profile.start();
         let [prefix, mixed, normed, delta] = quarters(stream, capacity, n * hidden);
         let block = self.config.attn_res_block;
         let stride = n * hidden;
@@ -341,7 +338,7 @@ impl Engine {
             record_hidden(trace, 0, prefix);
         }
         let kda_sizes = KdaBuffers::of(&self.config, n);
-        let mla_sizes = MlaBuffers::of(&self.config, n, compute.threads());
+        let mla_sizes = MlaBuffers::of(&self.config, n);
         let moe_sizes = MoeBuffers::of(&self.config, n);
         for (l, (layer, state)) in self.layers.iter().zip(state.iter_mut()).enumerate() {
             // A chunk of a large model takes minutes; a single token is finished, and the state stays usable.
@@ -361,12 +358,15 @@ impl Engine {
                 blocks[stored * stride..(stored + 1) * stride].copy_from_slice(prefix);
                 stored += 1;
             }
+            profile.lap(Part::Rest);
             match (&layer.mixer, state) {
                 (MixerLayer::Kda(kda), LayerState::Kda(state)) => {
                     kda.forward(compute, normed, state, delta, stage, &kda_sizes);
+                    profile.lap(Part::Kda);
                 }
                 (MixerLayer::Mla(mla), LayerState::Mla(cache)) => {
                     mla.forward(compute, normed, *position, cache, delta, stage, &mla_sizes);
+                    profile.lap(Part::Mla);
                 }
                 // A session belongs to the engine that made it: layer kinds agree.
                 _ => {
@@ -389,8 +389,12 @@ impl Engine {
                 None => &*prefix,
             };
             self.norm(input, &layer.post_norm, normed);
+            profile.lap(Part::Rest);
             match &layer.ffn {
-                FfnLayer::Dense(ffn) => ffn.forward(compute, self.config.activation, normed, delta, stage),
+                FfnLayer::Dense(ffn) => {
+                    ffn.forward(compute, self.config.activation, normed, delta, stage);
+                    profile.lap(Part::Trunk);
+                }
                 FfnLayer::Moe(moe) => {
                     let Some(store) = &self.store else { return Err(EngineError::NoSlot { slots: 0 }) };
                     let context = MoeContext {
@@ -402,7 +406,7 @@ impl Engine {
                     };
                     let ids = &mut ids[..n * moe.routing.top_k];
                     let tables = tables.as_mut();
-                    let scratch = MoeScratch { router, tables, tiles, spare: mixed, ids, visits };
+                    let scratch = MoeScratch { router, tables, spare: mixed, ids, visits, profile };
                     moe.forward(&context, normed, delta, stage, &moe_sizes, scratch)?;
                     if let Some(trace) = trace.as_deref_mut() {
                         trace.routes.entry(l).or_default().extend_from_slice(ids);
@@ -422,6 +426,7 @@ impl Engine {
             None => &*prefix,
         };
         self.norm(output, &self.norm, normed);
+        profile.lap(Part::Rest);
         if let Some(trace) = trace {
             trace.last.extend_from_slice(normed);
         }
@@ -462,7 +467,7 @@ impl Engine {
                     *out = value;
                 }
             } else if self.config.tied_embeddings {
-                self.head.decode_row(token as usize, row);
+                self.head.decode_row(self.compute.kernels, token as usize, row);
             } else {
                 match &self.source {
                     Source::Container(container) => {

@@ -3,6 +3,7 @@
 use crate::layers::kda::KdaState;
 use crate::layers::kv_cache::KvCache;
 use crate::layers::tables::Tables;
+use crate::profile::Profile;
 
 /// What a layer carries from token to token.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,12 +23,12 @@ pub struct Session {
     pub(crate) stage: Vec<f32>,
     pub(crate) router: Vec<f32>,
     pub(crate) tables: Option<Tables>,
-    pub(crate) tiles: Vec<f32>,
     pub(crate) logits: Vec<f32>,
     pub(crate) ids: Vec<u32>,
     pub(crate) visits: Vec<(u32, u32, u32)>,
     /// Rows of images that no placeholder has taken yet, [rows, hidden].
     pub(crate) image_rows: std::collections::VecDeque<f32>,
+    pub(crate) profile: Profile,
 }
 
 impl Session {
@@ -39,6 +40,11 @@ impl Session {
     /// What each layer carries.
     pub fn state(&self) -> &[LayerState] {
         &self.state
+    }
+
+    /// Where the time of its forward passes went.
+    pub fn profile(&self) -> &Profile {
+        &self.profile
     }
 
     /// Queues the rows of an image, [rows, hidden]: each media placeholder that comes along takes the next one in

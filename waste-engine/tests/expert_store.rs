@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use waste_common::io::AlignedBuf;
 use waste_engine::EngineError;
-use waste_engine::experts::{ExpertId, ExpertSource, ExpertStore, StoreOptions};
+use waste_engine::experts::{ExpertId, ExpertRef, ExpertSource, ExpertStore, StoreOptions};
 
 const RECORD: usize = 4096;
 
@@ -77,15 +77,20 @@ fn ids(moe: u32, experts: impl IntoIterator<Item = u32>) -> Vec<ExpertId> {
 
 /// Uses every expert once and checks that each position got its own record.
 fn visit(store: &ExpertStore, ids: &[ExpertId]) -> Result<(), EngineError> {
+    let most = 1 + ids.len() % 4;
     let mut seen = vec![false; ids.len()];
     let mut issued = 0;
     store.for_each(
         ids,
+        most,
         || issued += 1,
-        |position, record| {
-            let expected = (ids[position].moe * 32 + ids[position].expert) as u8;
-            assert!(record.iter().all(|&byte| byte == expected), "position {position}");
-            assert!(!std::mem::replace(&mut seen[position], true));
+        |batch| {
+            assert!((1..=most).contains(&batch.len()));
+            for (position, record) in batch {
+                let expected = (ids[*position].moe * 32 + ids[*position].expert) as u8;
+                assert!(record.bytes().iter().all(|&byte| byte == expected), "position {position}");
+                assert!(!std::mem::replace(&mut seen[*position], true));
+            }
             Ok(())
         },
     )?;
@@ -166,8 +171,8 @@ fn a_read_that_panics_is_an_error_and_the_readers_go_on() {
 fn a_consumer_that_gives_up_leaves_the_store_usable() {
     let (_, store) = store(4, 2);
     for _ in 0..20 {
-        let stop = |_: usize, _: &[u8]| Err(EngineError::Interrupted);
-        assert!(store.for_each(&ids(2, 0..8), || (), stop).is_err());
+        let stop = |_: &[(usize, ExpertRef)]| Err(EngineError::Interrupted);
+        assert!(store.for_each(&ids(2, 0..8), 3, || (), stop).is_err());
     }
     visit(&store, &ids(2, 0..32)).unwrap();
 }

@@ -6,7 +6,7 @@ mod common;
 use common::{Golden, assert_rows, max_abs};
 use waste_common::config::{Activation, RouterScore};
 use waste_common::plan::KvType;
-use waste_common::plan::scratch::{CACHE_TILE, QUERIES};
+use waste_common::plan::scratch::QUERIES;
 use waste_engine::compute::Compute;
 use waste_engine::kernels::Kernels;
 use waste_engine::kernels::portable::KdaHead;
@@ -21,7 +21,7 @@ use waste_engine::matrix::{Matrix, MatrixData, QuantFormat};
 /// Every kernel set of this machine, with two threads.
 fn computes() -> Vec<Compute> {
     let sets = Kernels::NAMES.iter().filter_map(|name| Kernels::named(name).ok());
-    sets.map(|kernels| Compute::new(kernels, 2, None).unwrap()).collect()
+    sets.map(|kernels| Compute::new(kernels, 2, None, 0).unwrap()).collect()
 }
 
 fn component(name: &str) -> Golden {
@@ -191,19 +191,14 @@ fn latent_attention() {
         out: empty(),
     };
     for compute in computes() {
-        // All queries, [heads, tokens], in blocks; what the buffer holds before must not matter.
+        // All queries, [heads, tokens], in blocks.
         let mut by_head = vec![0.0; heads * tokens * value];
-        let mut buffer =
-            vec![
-                f32::NAN;
-                nope * kv_lora + QUERIES * (2 * kv_lora + rope + CACHE_TILE) + CACHE_TILE * (kv_lora + rope)
-            ];
         let mut cache = KvCache::new(KvType::F32, position + tokens, kv_lora + rope);
         for (position, row) in latent.chunks_exact(kv_lora + rope).enumerate() {
             cache.store(position, row);
         }
         for (b, out) in by_head.chunks_mut(QUERIES * value).enumerate() {
-            layer.attend(&compute, b * QUERIES, tokens, &queries, position, &cache, out, &mut buffer);
+            layer.attend(&compute, b * QUERIES, tokens, &queries, position, &cache, out);
         }
         let mut found = vec![0.0; by_head.len()];
         for (i, out) in by_head.chunks_exact(value).enumerate() {
@@ -280,7 +275,7 @@ fn quantised_rows_times_vector() {
                 let values = golden.f32(&tensor("value"));
                 for (row, values) in values.chunks_exact(x.len()).enumerate() {
                     let mut decoded = vec![0.0; x.len()];
-                    matrix.decode_row(row, &mut decoded);
+                    matrix.decode_row(compute.kernels, row, &mut decoded);
                     assert_eq!(decoded, values, "{shape} {name}");
                 }
             }

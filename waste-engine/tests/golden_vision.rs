@@ -19,7 +19,7 @@ use waste_engine::{EngineError, open_source};
 const PATCH: usize = 14;
 
 fn compute(threads: usize) -> Compute {
-    Compute::new(Kernels::detect(), threads, None).unwrap()
+    Compute::new(Kernels::detect(), threads, None, 0).unwrap()
 }
 
 fn component(name: &str) -> Vec<u8> {

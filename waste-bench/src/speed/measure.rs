@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde::Serialize;
 use waste_common::machine::major_faults;
 use waste_engine::experts::ReadStats;
-use waste_engine::{Engine, EngineError, Session, Wanted};
+use waste_engine::{Engine, EngineError, Part, Profile, Session, Wanted};
 
 /// The tokens of a run. What is decoded does not depend on what is predicted, so that all runs do the same work.
 #[derive(Clone, Debug)]
@@ -48,6 +48,8 @@ pub struct Sample {
     pub seconds: f64,
     /// What the expert store did.
     pub reads: ReadStats,
+    /// Seconds spent on each part of the work.
+    pub parts: [f64; Part::ALL.len()],
     /// Page faults that had to read from disk; 0 where the system does not say.
     pub major_faults: u64,
 }
@@ -70,13 +72,11 @@ impl Sample {
 /// As [`Engine::forward`].
 pub fn run(engine: &Engine, session: &mut Session, work: &Workload) -> Result<[Sample; 2], EngineError> {
     session.reset();
-    let prefill = sample(engine, work.prompt.len(), || {
-        if work.prompt.is_empty() { Ok(()) } else { step(engine, session, &work.prompt) }
-    })?;
-    let decode = sample(engine, work.decode.len(), || {
-        work.decode.chunks(1).try_for_each(|token| step(engine, session, token))
-    })?;
-    Ok([prefill, decode])
+    let prompt = if work.prompt.is_empty() { 1 } else { work.prompt.len() };
+    Ok([
+        sample(engine, session, work.prompt.chunks(prompt))?,
+        sample(engine, session, work.decode.chunks(1))?,
+    ])
 }
 
 fn step(engine: &Engine, session: &mut Session, tokens: &[u32]) -> Result<(), EngineError> {
@@ -86,17 +86,27 @@ fn step(engine: &Engine, session: &mut Session, tokens: &[u32]) -> Result<(), En
     })
 }
 
+/// Runs some tokens, in steps, with all counters around them.
 fn sample(
     engine: &Engine,
-    tokens: usize,
-    work: impl FnOnce() -> Result<(), EngineError>,
+    session: &mut Session,
+    steps: std::slice::Chunks<'_, u32>,
 ) -> Result<Sample, EngineError> {
-    let (before, faults) = (engine.read_stats(), major_faults().unwrap_or(0));
+    let tokens = steps.clone().map(<[u32]>::len).sum();
+    let (before, profile, faults) =
+        (engine.read_stats(), session.profile().clone(), major_faults().unwrap_or(0));
     let start = Instant::now();
-    work()?;
+    for tokens in steps {
+        step(engine, session, tokens)?;
+    }
     let seconds = start.elapsed().as_secs_f64();
     let major_faults = major_faults().unwrap_or(0).saturating_sub(faults);
-    Ok(Sample { tokens, seconds, reads: since(before, engine.read_stats()), major_faults })
+    let reads = since(before, engine.read_stats());
+    Ok(Sample { tokens, seconds, reads, parts: parts(&profile, session.profile()), major_faults })
+}
+
+fn parts(before: &Profile, after: &Profile) -> [f64; Part::ALL.len()] {
+    Part::ALL.map(|part| (after.spent(part) - before.spent(part)).as_secs_f64())
 }
 
 fn since(before: ReadStats, after: ReadStats) -> ReadStats {

@@ -58,8 +58,8 @@ pub struct SpeedArgs {
     /// The work
     #[command(flatten)]
     pub work: WorkArgs,
-    /// Measure an option's values alternately in this process: budget, threads, kernels, chunk, lookahead, io-depth,
-    /// direct-io or verify
+    /// Measure an option's values alternately in this process: budget, threads, kernels, arith, chunk, lookahead,
+    /// io-depth, direct-io or verify
     #[arg(long, value_name = "OPTION=A,B…", help_heading = "Work")]
     pub compare: Option<Compare>,
     /// Write which experts the tokens used, a JSON line a token, for `waste-bench cache`
@@ -201,7 +201,8 @@ pub fn run(args: SpeedArgs, format: FormatArgs, output: &Output) -> Result<Exit,
                 .to_owned(),
         );
     }
-    let tables = vec![rows::table(&record.rows), rows::ratio_table(&record.ratios)];
+    let tables =
+        vec![rows::table(&record.rows), rows::part_table(&record.rows), rows::ratio_table(&record.ratios)];
     emit(output, format, &Report { heading, tables, closing, record: &record })?;
     Ok(Exit::Done)
 }
@@ -212,10 +213,11 @@ pub const PAGING_FROM: u64 = 100;
 fn facts_line(facts: &Facts) -> String {
     let Facts { arm, settings, budget_bytes, cache_slots, kernel, direct_io, .. } = facts;
     format!(
-        "{arm}: budget {}, {cache_slots} experts cached{}, {kernel} kernels, {} threads, lookahead {}, {} reads in \
-         flight, direct I/O {}",
+        "{arm}: budget {}, {cache_slots} experts cached{}, {kernel} kernels, {} arithmetic, {} threads, lookahead {}, \
+         {} reads in flight, direct I/O {}",
         ByteSize(*budget_bytes),
         if facts.holds_all_experts { " (all)" } else { "" },
+        settings.arith,
         settings.threads,
         settings.lookahead,
         settings.io_depth,

@@ -1,6 +1,9 @@
 //! From samples to rows.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
+use waste_engine::Part;
 
 use super::measure::{Phase, Sample};
 use crate::report::{Cell, Table};
@@ -23,6 +26,10 @@ pub struct Row {
     pub ms_per_token: Summary,
     /// Of these, milliseconds of waiting for reads.
     pub stall_ms_per_token: f64,
+    /// All the others.
+    pub compute_ms_per_token: f64,
+    /// What they go to, in milliseconds by part.
+    pub parts_ms_per_token: BTreeMap<&'static str, f64>,
     /// Demanded experts that were in the cache without having been read ahead, as a share; `null` without experts.
     pub hit_rate: Option<f64>,
     /// Demanded experts that a lookahead had read, or was reading.
@@ -61,6 +68,10 @@ impl Row {
         if tokens == 0 {
             return None;
         }
+        let part_ms = |part: Part| {
+            let spent: f64 = samples.iter().map(|sample| sample.parts[part as usize]).sum();
+            1e3 * spent / tokens as f64
+        };
         Some(Row {
             arm: arm.to_owned(),
             phase,
@@ -68,7 +79,9 @@ impl Row {
             tokens: samples[0].tokens,
             tokens_per_second: each(&Sample::rate)?,
             ms_per_token: each(&Sample::ms)?,
-            stall_ms_per_token: 1e-6 * sum(&|sample| sample.reads.stall_nanos) as f64 / tokens as f64,
+            stall_ms_per_token: part_ms(Part::Stall),
+            compute_ms_per_token: 1e3 * seconds / tokens as f64 - part_ms(Part::Stall),
+            parts_ms_per_token: Part::ALL.into_iter().map(|part| (part.name(), part_ms(part))).collect(),
             hit_rate: share(sum(&|sample| sample.reads.hits)),
             ahead_rate: share(sum(&|sample| sample.reads.ahead_hits)),
             demands: demands / samples.len() as u64,
@@ -139,6 +152,30 @@ pub fn table(rows: &[Row]) -> Table {
         ],
         rows: rows.iter().map(cells).collect(),
     }
+}
+
+/// Where the time of each row went.
+pub fn part_table(rows: &[Row]) -> Table {
+    let cells = |row: &Row| {
+        let mut cells = vec![
+            Cell::Text(row.arm.clone()),
+            Cell::Text(row.phase.name().to_owned()),
+            Cell::Text(row.cache.to_owned()),
+            Cell::Number(row.ms_per_token.mean, 2),
+            Cell::Number(row.compute_ms_per_token, 2),
+        ];
+        cells.extend(Part::ALL.iter().map(|part| Cell::Number(row.parts_ms_per_token[part.name()], 2)));
+        cells
+    };
+    let mut columns = vec![
+        ("arm", "arm"),
+        ("phase", "phase"),
+        ("cache", "cache"),
+        ("ms/token", "ms_per_token_mean"),
+        ("compute", "compute_ms_per_token"),
+    ];
+    columns.extend(Part::ALL.iter().map(|part| (part.name(), part.name())));
+    Table { title: "milliseconds a token, by part", columns, rows: rows.iter().map(cells).collect() }
 }
 
 /// The ratios as a table.

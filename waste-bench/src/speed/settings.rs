@@ -8,7 +8,7 @@ use waste_common::io::Bypass;
 use waste_common::machine::CpuList;
 use waste_common::plan::{Budget, KvType, PlanOptions, RamShare};
 use waste_engine::kernels::Kernels;
-use waste_engine::{EngineError, EngineOptions};
+use waste_engine::{Arith, EngineError, EngineOptions};
 
 /// How the engine is opened beside the budget: as waste-run does it.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,6 +34,9 @@ pub struct EngineArgs {
     /// The kernel set [default: the best this CPU has]
     #[arg(long, env = "WASTE_KERNELS", value_name = "NAME", help_heading = "Compute and I/O")]
     pub kernels: Option<String>,
+    /// The arithmetic of the experts: exact (f32 tables) or fast (16-bit tables)
+    #[arg(long, value_name = "NAME", default_value = Arith::default().name(), help_heading = "Compute and I/O")]
+    pub arith: Arith,
     /// Tokens of a prefill chunk
     #[arg(long, value_name = "N", default_value_t = PlanOptions::CHUNK, help_heading = "Compute and I/O")]
     pub chunk: usize,
@@ -92,6 +95,7 @@ impl Settings {
         };
         let engine = EngineOptions {
             cpus: args.cpus.as_ref().map(|cpus| cpus.0.clone()),
+            arith: args.arith,
             readers: args.io_depth,
             lookahead: args.lookahead,
             bypass: if args.no_direct_io { Bypass::Off } else { Bypass::On },
@@ -114,6 +118,7 @@ impl Settings {
             kv: self.plan.kv,
             threads: self.plan.threads,
             kernels: self.kernels.name,
+            arith: self.engine.arith.name(),
             chunk: self.plan.chunk,
             lookahead: self.engine.lookahead,
             io_depth: self.engine.readers,
@@ -132,6 +137,7 @@ pub struct SettingsRecord {
     pub kv: KvType,
     pub threads: usize,
     pub kernels: &'static str,
+    pub arith: &'static str,
     pub chunk: usize,
     pub lookahead: usize,
     pub io_depth: usize,
@@ -145,6 +151,7 @@ enum Key {
     Budget,
     Threads,
     Kernels,
+    Arith,
     Chunk,
     Lookahead,
     IoDepth,
@@ -152,10 +159,11 @@ enum Key {
     Verify,
 }
 
-const KEYS: [(&str, Key); 8] = [
+const KEYS: [(&str, Key); 9] = [
     ("budget", Key::Budget),
     ("threads", Key::Threads),
     ("kernels", Key::Kernels),
+    ("arith", Key::Arith),
     ("chunk", Key::Chunk),
     ("lookahead", Key::Lookahead),
     ("io-depth", Key::IoDepth),
@@ -221,6 +229,7 @@ impl Compare {
             Key::Budget => settings.plan.budget = value.parse().map_err(|error: String| wrong(&error))?,
             Key::Threads => settings.plan.threads = number()?,
             Key::Kernels => settings.kernels = Kernels::named(value).map_err(|error| wrong(&error))?,
+            Key::Arith => settings.engine.arith = value.parse().map_err(|error: String| wrong(&error))?,
             Key::Chunk => settings.plan.chunk = number()?,
             Key::Lookahead => settings.engine.lookahead = number()?,
             Key::IoDepth => settings.engine.readers = number()?,
@@ -248,7 +257,13 @@ mod tests {
         let arms = compare.arms(&base).unwrap();
         assert_eq!(arms[0].0, "lookahead=0");
         assert_eq!((arms[0].1.engine.lookahead, arms[1].1.engine.lookahead), (0, 6));
-        for good in ["budget=4GiB,max", "threads=1,2", "kernels=portable,portable", "chunk=64,256"] {
+        for good in [
+            "budget=4GiB,max",
+            "threads=1,2",
+            "kernels=portable,portable",
+            "arith=exact,fast",
+            "chunk=64,256",
+        ] {
             good.parse::<Compare>().unwrap();
         }
         for good in ["io-depth=1,8", "direct-io=on,off", "verify=off,on"] {

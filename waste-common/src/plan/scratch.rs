@@ -51,13 +51,11 @@ pub struct Scratch {
     pub stage: usize,
     /// [T, experts] router scores, [T, top-k] weights, and three times [experts] to choose in.
     pub router: usize,
-    /// Tables of partial dot products: gate, up, and one down; f32 entries, or 16-bit ones and room to quantise in,
-    /// whichever takes more.
+    /// Tables of partial dot products: gate, up, and a token's experts' down; f32 entries, which take more than
+    /// 16-bit ones.
     pub tables: usize,
-    /// [threads, `TILE_ROWS`, columns] of decoded rows of the trunk.
-    pub tiles: usize,
-    /// The same of experts.
-    pub expert_tiles: usize,
+    /// What a thread works in, for all threads: [`thread`](Self::thread) each.
+    pub threads: usize,
     /// [`LOGIT_ROWS`, vocabulary].
     pub logits: usize,
     /// Codebooks of all layers, decoded, twice: by entry and by dimension.
@@ -75,8 +73,7 @@ impl Scratch {
             stage: 0,
             router: 0,
             tables: 0,
-            tiles: options.threads * TILE_ROWS * widest_row(config),
-            expert_tiles: 0,
+            threads: options.threads * Self::thread(config, &options.experts),
             logits: LOGIT_ROWS * config.vocab,
             codebooks: 0,
         };
@@ -85,7 +82,7 @@ impl Scratch {
             stage(&mut scratch, KdaBuffers::of(config, t).total());
         }
         if config.count(Mixer::Mla) > 0 {
-            stage(&mut scratch, MlaBuffers::of(config, t, options.threads).total());
+            stage(&mut scratch, MlaBuffers::of(config, t).total());
         }
         if (0..config.layers()).any(|layer| config.moe_of(layer).is_none()) {
             stage(&mut scratch, 2 * t * config.dense_intermediate);
@@ -95,10 +92,7 @@ impl Scratch {
             scratch.router = t * (moe.experts + moe.top_k) + 3 * moe.experts;
             if let ExpertStorage::Vq { stages, entries } = options.experts {
                 let table = |columns: usize| columns / 8 * stages * entries;
-                let exact = 2 * table(moe.input) + table(moe.intermediate);
-                let fast = exact / 2 + options.threads * TABLE_BLOCK * stages * entries + 3 * TABLE_BLOCK;
-                scratch.tables = exact.max(fast);
-                scratch.expert_tiles = options.threads * TILE_ROWS * moe.input.max(moe.intermediate);
+                scratch.tables = 2 * table(moe.input) + moe.top_k * table(moe.intermediate);
                 scratch.codebooks = 2 * config.moe_layers().count() * 3 * stages * entries * 8;
             }
         }
@@ -107,9 +101,22 @@ impl Scratch {
 
     /// Bytes of all buffers.
     pub fn bytes(&self) -> u64 {
-        let Scratch { stream, blocks, stage, router, tables, tiles, expert_tiles, logits, codebooks } = self;
-        let elements = [stream, blocks, stage, router, tables, tiles, expert_tiles, logits, codebooks];
+        let Scratch { stream, blocks, stage, router, tables, threads, logits, codebooks } = self;
+        let elements = [stream, blocks, stage, router, tables, threads, logits, codebooks];
         4 * elements.iter().map(|&&n| n as u64).sum::<u64>()
+    }
+
+    /// Elements one thread works in: decoded rows of the trunk or of an expert, queries that attend to the cache, or
+    /// table entries before they are rounded.
+    pub fn thread(config: &ModelConfig, experts: &ExpertStorage) -> usize {
+        let expert = config.moe.as_ref().map_or(0, |moe| moe.input.max(moe.intermediate));
+        let tile = TILE_ROWS * widest_row(config).max(expert);
+        let attend = if config.count(Mixer::Mla) > 0 { attend_len(config) } else { 0 };
+        let block = match experts {
+            ExpertStorage::Dense => 0,
+            ExpertStorage::Vq { stages, entries } => TABLE_BLOCK * stages * entries,
+        };
+        tile.max(attend).max(block)
     }
 }
 
@@ -125,9 +132,9 @@ fn widest_row(config: &ModelConfig) -> usize {
 /// Elements of a KDA layer's buffers, in the order in which they stand in the stage buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KdaBuffers {
-    /// [T, heads · dim] each of q, k, v, decay, gate, and raw projections or head outputs.
+    /// [T, heads · dim] each of q, k, v, decay, gate, and q, k, v before the convolution.
     pub wide: usize,
-    /// [T, dim] of a low-rank projection.
+    /// [T, dim] twice: the decay's and the gate's bottleneck.
     pub low_rank: usize,
     /// [T, heads] of beta.
     pub beta: usize,
@@ -141,7 +148,7 @@ impl KdaBuffers {
 
     /// Elements of all of them.
     pub fn total(&self) -> usize {
-        6 * self.wide + self.low_rank + self.beta
+        8 * self.wide + 2 * self.low_rank + self.beta
     }
 }
 
@@ -158,16 +165,18 @@ pub struct MlaBuffers {
     pub latent: usize,
     /// [T, heads · value] three times: by head, by token, and the gate.
     pub outputs: usize,
-    /// One thread's share: a head's key rows, `QUERIES` absorbed queries, mixed latents and tiles of scores, a
-    /// tile of the cache.
-    pub per_thread: usize,
-    /// Threads.
-    pub threads: usize,
+}
+
+/// Elements in which a block of queries attends to the cache: a key row, `QUERIES` absorbed queries, mixed latents and
+/// tiles of scores, a tile of the cache.
+pub fn attend_len(config: &ModelConfig) -> usize {
+    let mla = &config.mla;
+    mla.kv_lora + QUERIES * (mla.cached() + mla.kv_lora + CACHE_TILE) + CACHE_TILE * mla.cached()
 }
 
 impl MlaBuffers {
     /// Sizes for a chunk of `t` tokens.
-    pub fn of(config: &ModelConfig, t: usize, threads: usize) -> Self {
+    pub fn of(config: &ModelConfig, t: usize) -> Self {
         let mla = &config.mla;
         MlaBuffers {
             queries: t * mla.heads * (mla.nope + mla.rope),
@@ -175,17 +184,13 @@ impl MlaBuffers {
             latents: t * mla.cached(),
             latent: mla.kv_lora,
             outputs: t * mla.heads * mla.value,
-            per_thread: mla.nope * mla.kv_lora
-                + QUERIES * (mla.cached() + mla.kv_lora + CACHE_TILE)
-                + CACHE_TILE * mla.cached(),
-            threads,
         }
     }
 
     /// Elements of all of them.
     pub fn total(&self) -> usize {
-        let Self { queries, bottleneck, latents, latent, outputs, per_thread, threads } = self;
-        queries + 2 * bottleneck + latents + latent + 3 * outputs + threads * per_thread
+        let Self { queries, bottleneck, latents, latent, outputs } = self;
+        queries + 2 * bottleneck + latents + latent + 3 * outputs
     }
 }
 
@@ -196,7 +201,7 @@ pub struct MoeBuffers {
     pub inputs: usize,
     /// [T, top-k, input] of expert outputs, summed in rank order.
     pub outputs: usize,
-    /// [T, intermediate in whole blocks] three times: gate, up, and the activation by token.
+    /// [T or top-k, intermediate in whole blocks] three times: gate, up, and the activation by token.
     pub inner: usize,
     /// [T, input in whole blocks] of one expert's output.
     pub down: usize,
@@ -213,7 +218,7 @@ impl MoeBuffers {
         MoeBuffers {
             inputs: t * moe.input,
             outputs: t * moe.top_k * moe.input,
-            inner: t * moe.intermediate.next_multiple_of(BLOCK_ROWS),
+            inner: t.max(moe.top_k) * moe.intermediate.next_multiple_of(BLOCK_ROWS),
             down: t * moe.input.next_multiple_of(BLOCK_ROWS),
             shared: t * moe.shared * moe.intermediate,
         }

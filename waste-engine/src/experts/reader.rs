@@ -231,17 +231,19 @@ impl ExpertStore {
         }
     }
 
-    /// Demands experts and hands each to `use_expert` with its position in `ids`, in the order in which they
-    /// arrive; `issued` runs once, when the first reads are on their way. At most half of the slots are in flight
-    /// at a time. Stops at the first failure.
+    /// Demands experts and hands them to `use_experts`, each with its position in `ids`, in the order in which they
+    /// arrive: as many at a time as are there, but no more than `most`. `issued` runs once, when the first reads are on
+    /// their way. At most half of the slots are in flight at a time. Stops at the first failure.
     pub fn for_each(
         &self,
         ids: &[ExpertId],
+        most: usize,
         issued: impl FnOnce(),
-        mut use_expert: impl FnMut(usize, &[u8]) -> Result<(), EngineError>,
+        mut use_experts: impl FnMut(&[(usize, ExpertRef)]) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let window = (self.slots() / 2).max(1);
         let mut pending = Pending { store: self, demands: Vec::with_capacity(window.min(ids.len())) };
+        let mut batch = Vec::with_capacity(most.min(ids.len()));
         let mut next = 0;
         let mut issued = Some(issued);
         loop {
@@ -251,8 +253,17 @@ impl ExpertStore {
             if let Some(issued) = issued.take() {
                 issued();
             }
-            match pending.take()? {
-                Some((position, expert)) => use_expert(position, expert.bytes())?,
+            match pending.take(true)? {
+                Some(expert) => {
+                    batch.push(expert);
+                    while batch.len() < most
+                        && let Some(expert) = pending.take(false)?
+                    {
+                        batch.push(expert);
+                    }
+                    use_experts(&batch)?;
+                    batch.clear();
+                }
                 None if next == ids.len() => return Ok(()),
                 None => self.wait_for_room()?,
             }
@@ -318,8 +329,8 @@ impl<'a> Pending<'a> {
         true
     }
 
-    /// Waits for whichever demand is met first; `None` if there is none.
-    fn take(&mut self) -> Result<Option<(usize, ExpertRef<'a>)>, EngineError> {
+    /// Whichever demand is met first; `None` if there is none, or none yet and it is not to `wait`.
+    fn take(&mut self, wait: bool) -> Result<Option<(usize, ExpertRef<'a>)>, EngineError> {
         let shared = &*self.store.shared;
         if self.demands.is_empty() {
             return Ok(None);
@@ -341,6 +352,9 @@ impl<'a> Pending<'a> {
                 drop(state);
                 let record = shared.slots[slot].read().unwrap_or_else(PoisonError::into_inner);
                 return Ok(Some((position, ExpertRef { shared, slot, record })));
+            }
+            if !wait {
+                return Ok(None);
             }
             waiting_since.get_or_insert_with(std::time::Instant::now);
             if self.store.readers.is_empty() {

@@ -4,6 +4,7 @@ use waste_common::checkpoint::Checkpoint;
 use waste_common::config::ModelConfig;
 use waste_common::container::{Bank, Container, Expected, Geometry, LayerCodebooks, RecordView};
 use waste_common::io::{AlignedBuf, Bypass, ReadFile};
+use waste_common::plan::scratch::ExpertStorage;
 use waste_common::quant::vq::IndexBits;
 use waste_common::tensors::ExpertKind;
 use zerocopy::{FromBytes, IntoBytes};
@@ -58,6 +59,16 @@ impl ExpertFormat {
             }
         };
         ExpertFormat::Vq { geometry: Box::new(geometry.clone()), shapes: ExpertKind::ALL.map(shape) }
+    }
+
+    /// What the sizes of working buffers depend on.
+    pub fn storage(&self) -> ExpertStorage {
+        match self {
+            ExpertFormat::Dense { .. } => ExpertStorage::Dense,
+            ExpertFormat::Vq { shapes: [gate, ..], .. } => {
+                ExpertStorage::Vq { stages: gate.stages, entries: gate.entries }
+            }
+        }
     }
 
     /// A matrix of a dense record; empty for any other.

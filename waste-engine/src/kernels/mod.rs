@@ -93,6 +93,12 @@ kernel_table! {
     rows_q4: fn(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]);
     /// Dot products of Q3G rows with `x`.
     rows_q3: fn(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]);
+    /// One Q8G row decoded: `(payload, f16 scales, out [cols])`.
+    decode_q8: fn(payload: &[u8], scales: &[u16], out: &mut [f32]);
+    /// One Q4G row decoded.
+    decode_q4: fn(payload: &[u8], scales: &[u16], out: &mut [f32]);
+    /// One Q3G row decoded.
+    decode_q3: fn(payload: &[u8], scales: &[u16], out: &mut [f32]);
     /// Dot product.
     dot: fn(a: &[f32], b: &[f32]) -> f32;
     /// `y += a · x`.

@@ -194,12 +194,53 @@ fn last_group(bytes: &[u8], x: &[f32], unpack: impl Fn(&[u8], &mut [f32; GROUP])
 pub fn rows_q3(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]) {
     let stride = (3 * x.len().div_ceil(GROUP) * GROUP).div_ceil(8) + 1;
     rows_grouped(stride, payload, scales, x, out, |row, g, values| {
-        for (i, value) in values.iter_mut().enumerate() {
-            let bit = 3 * (g * GROUP + i);
-            let two = u16::from_le_bytes([row[bit / 8], row[bit / 8 + 1]]);
-            *value = f32::from((two >> (bit % 8) & 7) as i8 - 4);
-        }
+        unpack_q3(&row[3 * g * GROUP / 8..], values)
     });
+}
+
+#[inline(always)]
+fn unpack_q3(bytes: &[u8], values: &mut [f32; GROUP]) {
+    for (i, value) in values.iter_mut().enumerate() {
+        let two = u16::from_le_bytes([bytes[3 * i / 8], bytes[3 * i / 8 + 1]]);
+        *value = f32::from((two >> (3 * i % 8) & 7) as i8 - 4);
+    }
+}
+
+/// One grouped row decoded: each value times its group's scale.
+#[inline(always)]
+fn decode_grouped(
+    group_bytes: usize,
+    payload: &[u8],
+    scales: &[u16],
+    out: &mut [f32],
+    unpack: impl Fn(&[u8], &mut [f32; GROUP]),
+) {
+    for ((g, out), &scale) in out.chunks_mut(GROUP).enumerate().zip(scales) {
+        let mut values = [0.0; GROUP];
+        unpack(&payload[g * group_bytes..], &mut values);
+        let scale = f16_to_f32(scale);
+        for (out, value) in out.iter_mut().zip(values) {
+            *out = value * scale;
+        }
+    }
+}
+
+/// See [`Kernels::decode_q8`](super::Kernels::decode_q8).
+#[inline(always)]
+pub fn decode_q8(payload: &[u8], scales: &[u16], out: &mut [f32]) {
+    decode_grouped(GROUP, payload, scales, out, unpack_q8);
+}
+
+/// See [`Kernels::decode_q4`](super::Kernels::decode_q4).
+#[inline(always)]
+pub fn decode_q4(payload: &[u8], scales: &[u16], out: &mut [f32]) {
+    decode_grouped(GROUP / 2, payload, scales, out, unpack_q4);
+}
+
+/// See [`Kernels::decode_q3`](super::Kernels::decode_q3).
+#[inline(always)]
+pub fn decode_q3(payload: &[u8], scales: &[u16], out: &mut [f32]) {
+    decode_grouped(3 * GROUP / 8, payload, scales, out, unpack_q3);
 }
 
 /// See [`Kernels::axpy`](super::Kernels::axpy).

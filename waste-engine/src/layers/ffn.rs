@@ -5,7 +5,7 @@ use waste_common::config::Activation;
 use super::cut;
 use crate::compute::Compute;
 use crate::kernels::Kernels;
-use crate::matrix::Matrix;
+use crate::matrix::{Matrix, apply_all};
 
 /// `gate = act(gate, up)`.
 pub fn activate(kernels: &Kernels, activation: Activation, gate: &mut [f32], up: &[f32]) {
@@ -40,8 +40,7 @@ impl Ffn {
         let inner = self.gate.rows;
         let elements = x.len() / self.gate.cols * inner;
         let (gate, up) = (cut(&mut buffer, elements), cut(&mut buffer, elements));
-        self.gate.apply(compute, x, gate);
-        self.up.apply(compute, x, up);
+        apply_all(compute, x, &mut [(&self.gate, &mut *gate), (&self.up, &mut *up)]);
         compute.rows(gate, 16, |first, gate| {
             activate(compute.kernels, activation, gate, &up[first..first + gate.len()]);
         });

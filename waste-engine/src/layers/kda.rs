@@ -6,7 +6,7 @@ use waste_common::plan::scratch::KdaBuffers;
 use super::{by_token, cut};
 use crate::compute::Compute;
 use crate::kernels::portable::KdaHead;
-use crate::matrix::Matrix;
+use crate::matrix::{Matrix, apply_all};
 
 /// Added to the sum of squares of q and k: not to the mean, and not `rms_norm_eps`.
 pub const L2_EPS: f32 = 1e-6;
@@ -91,39 +91,63 @@ impl KdaLayer {
         let kernels = compute.kernels;
         let (dim, width) = (self.dim, self.heads * self.dim);
         let tokens = sizes.wide / width;
-        let [q, k, v, decay, gate, raw] = std::array::from_fn(|_| cut(&mut buffer, sizes.wide));
-        let low_rank = cut(&mut buffer, sizes.low_rank);
+        let [q, k, v, decay, gate, raw_q, raw_k, raw_v] =
+            std::array::from_fn(|_| cut(&mut buffer, sizes.wide));
+        let (decay_low, gate_low) = (cut(&mut buffer, sizes.low_rank), cut(&mut buffer, sizes.low_rank));
         let beta = cut(&mut buffer, sizes.beta);
 
-        for (i, y) in [&mut *q, &mut *k, &mut *v].into_iter().enumerate() {
-            self.qkv[i].apply(compute, x, raw);
-            convolve(compute, &self.conv[i], &mut state.conv[i], raw, y, width);
-        }
-        compute.tokens(q, dim, |_, q| l2_normalise(kernels.dot, q, 1.0 / (dim as f32).sqrt()));
-        compute.tokens(k, dim, |_, k| l2_normalise(kernels.dot, k, 1.0));
-
-        self.decay_projection.0.apply(compute, x, low_rank);
-        self.decay_projection.1.apply(compute, low_rank, decay);
-        compute.tokens(decay, dim, |i, z| {
-            let head = i % self.heads;
-            let bias = &self.dt_bias[head * dim..(head + 1) * dim];
-            match self.decay {
-                Decay::Softplus => (kernels.decay_softplus)(z, bias, self.a[head]),
-                Decay::Bounded(bound) => (kernels.decay_bounded)(z, bias, self.a[head], bound),
+        // What x alone is needed for, then what that is needed for: two parallel steps.
+        let mut projections = [
+            (&self.qkv[0], &mut *raw_q),
+            (&self.qkv[1], &mut *raw_k),
+            (&self.qkv[2], &mut *raw_v),
+            (&self.decay_projection.0, &mut *decay_low),
+            match &self.gate {
+                Gate::Full(projection) => (projection, &mut *gate),
+                Gate::LowRank(down, _) => (down, &mut *gate_low),
+            },
+            (&self.beta, &mut *beta),
+        ];
+        apply_all(compute, x, &mut projections);
+        let decayed = || {
+            self.decay_projection.1.apply(compute, decay_low, decay);
+            compute.tokens(decay, dim, |i, z| {
+                let head = i % self.heads;
+                let bias = &self.dt_bias[head * dim..(head + 1) * dim];
+                match self.decay {
+                    Decay::Softplus => (kernels.decay_softplus)(z, bias, self.a[head]),
+                    Decay::Bounded(bound) => (kernels.decay_bounded)(z, bias, self.a[head], bound),
+                }
+                (kernels.exp)(z);
+            });
+        };
+        let gated = || {
+            if let Gate::LowRank(_, up) = &self.gate {
+                up.apply(compute, gate_low, gate);
             }
-            (kernels.exp)(z);
-        });
-        self.beta.apply(compute, x, beta);
+        };
+        let [past_q, past_k, past_v] = &mut state.conv;
+        let convolved = |i: usize, history: &mut [f32], raw: &[f32], y: &mut [f32], scale: Option<f32>| {
+            convolve(compute, &self.conv[i], history, raw, y, width);
+            if let Some(scale) = scale {
+                compute.tokens(y, dim, |_, y| l2_normalise(kernels.dot, y, scale));
+            }
+        };
+        let ((), ()) = rayon::join(
+            || {
+                rayon::join(
+                    || convolved(0, past_q, raw_q, q, Some(1.0 / (dim as f32).sqrt())),
+                    || convolved(1, past_k, raw_k, k, Some(1.0)),
+                );
+                convolved(2, past_v, raw_v, v, None);
+            },
+            || {
+                rayon::join(decayed, gated);
+            },
+        );
         (kernels.sigmoid)(beta);
-        match &self.gate {
-            Gate::Full(gate_projection) => gate_projection.apply(compute, x, gate),
-            Gate::LowRank(down, up) => {
-                down.apply(compute, x, low_rank);
-                up.apply(compute, low_rank, gate);
-            }
-        }
 
-        let heads_out = raw;
+        let heads_out = raw_q;
         let heads = heads_out.par_chunks_mut(tokens * dim).zip(state.recurrent.par_chunks_mut(dim * dim));
         heads.enumerate().for_each(|(h, (o, state))| {
             for (t, o) in o.chunks_exact_mut(dim).enumerate() {

@@ -78,9 +78,13 @@ impl MlaLayer {
         let heads_out = cut(&mut buffer, sizes.outputs);
         let mixed = cut(&mut buffer, sizes.outputs);
         let gate = cut(&mut buffer, sizes.outputs);
-        let threads = cut(&mut buffer, sizes.threads * sizes.per_thread);
 
-        match &self.query {
+        let gated = || {
+            if let Some(projection) = &self.gate {
+                projection.apply(compute, x, gate);
+            }
+        };
+        let query = || match &self.query {
             Query::Direct(projection) => projection.apply(compute, x, queries),
             Query::LowRank { down, norm, up } => {
                 down.apply(compute, x, bottleneck);
@@ -90,8 +94,9 @@ impl MlaLayer {
                 });
                 up.apply(compute, bottleneck_normed, queries);
             }
-        }
-        self.latent.apply(compute, x, raw);
+        };
+        let latent = || self.latent.apply(compute, x, raw);
+        rayon::join(query, || rayon::join(latent, gated));
         for (t, raw) in raw.chunks_exact_mut(cached).enumerate() {
             let (latent, _) = raw.split_at_mut(self.kv_lora);
             (kernels.rms_norm)(latent, &self.latent_norm, LATENT_NORM_EPS, normed);
@@ -100,28 +105,12 @@ impl MlaLayer {
         }
 
         let cache = &*cache;
-        let share = (self.heads * tokens).div_ceil(sizes.threads);
-        heads_out
-            .par_chunks_mut(share * self.value)
-            .zip(threads.par_chunks_mut(sizes.per_thread))
-            .enumerate()
-            .for_each(|(i, (out, buffer))| {
-                for (b, out) in out.chunks_mut(QUERIES * self.value).enumerate() {
-                    self.attend(
-                        compute,
-                        i * share + b * QUERIES,
-                        tokens,
-                        queries,
-                        position,
-                        cache,
-                        out,
-                        buffer,
-                    );
-                }
-            });
+        let block = (self.heads * tokens).div_ceil(4 * compute.threads()).min(QUERIES);
+        heads_out.par_chunks_mut(block * self.value).enumerate().with_max_len(1).for_each(|(b, out)| {
+            self.attend(compute, b * block, tokens, queries, position, cache, out);
+        });
         by_token(heads_out, tokens, self.value, mixed);
-        if let Some(projection) = &self.gate {
-            projection.apply(compute, x, gate);
+        if self.gate.is_some() {
             compute.rows(mixed, 16, |first, mixed| {
                 (kernels.gate)(mixed, &gate[first..first + mixed.len()]);
             });
@@ -130,8 +119,8 @@ impl MlaLayer {
     }
 
     /// A block of queries over the cache: number `first ..` of [heads, tokens], as many as `out`, [n, value], has
-    /// rows. The cache goes by in tiles; each query keeps a running maximum, sum and mix, so nothing grows with the
-    /// context and a query's result does not depend on its neighbours.
+    /// rows, at most `QUERIES`. The cache goes by in tiles; each query keeps a running maximum, sum and mix, so nothing
+    /// grows with the context and a query's result does not depend on its neighbours.
     #[allow(clippy::too_many_arguments)]
     pub fn attend(
         &self,
@@ -142,57 +131,65 @@ impl MlaLayer {
         position: usize,
         cache: &KvCache,
         out: &mut [f32],
-        mut buffer: &mut [f32],
     ) {
         let kernels = compute.kernels;
         let (lora, cached, key) = (self.kv_lora, self.kv_lora + self.rope, self.nope + self.rope);
         let n = out.len() / self.value;
-        let rows = cut(&mut buffer, self.nope * lora);
-        let absorbed = &mut cut(&mut buffer, QUERIES * cached)[..n * cached];
-        let mixes = &mut cut(&mut buffer, QUERIES * lora)[..n * lora];
-        let scores = &mut cut(&mut buffer, QUERIES * CACHE_TILE)[..n * CACHE_TILE];
-        let decoded_tile = cut(&mut buffer, CACHE_TILE * cached);
-        let place = |query: usize| ((first + query) / tokens, (first + query) % tokens);
+        let len = lora + n * (cached + lora + CACHE_TILE) + CACHE_TILE * cached;
+        compute.with_scratch(len, |mut buffer| {
+            let row = cut(&mut buffer, lora);
+            let absorbed = cut(&mut buffer, n * cached);
+            let mixes = cut(&mut buffer, n * lora);
+            let scores = cut(&mut buffer, n * CACHE_TILE);
+            let decoded_tile = buffer;
+            let place = |query: usize| ((first + query) / tokens, (first + query) % tokens);
+            let query = |i: usize| {
+                let (head, token) = place(i);
+                &queries[(token * self.heads + head) * key..][..key]
+            };
 
-        let mut decoded = None;
-        for (i, absorbed) in absorbed.chunks_exact_mut(cached).enumerate() {
-            let (head, token) = place(i);
-            if decoded.replace(head) != Some(head) {
-                for (d, row) in rows.chunks_exact_mut(lora).enumerate() {
-                    self.expand.decode_row(head * (self.nope + self.value) + d, row);
+            // A head's key rows, each decoded once, times the queries of all its tokens.
+            let mut start = 0;
+            while start < n {
+                let head = place(start).0;
+                let end = ((head + 1) * tokens - first).min(n);
+                let absorbed = &mut absorbed[start * cached..end * cached];
+                for (absorbed, i) in absorbed.chunks_exact_mut(cached).zip(start..) {
+                    absorbed[..lora].fill(0.0);
+                    absorbed[lora..].copy_from_slice(&query(i)[self.nope..]);
+                }
+                for d in 0..self.nope {
+                    self.expand.decode_row(kernels, head * (self.nope + self.value) + d, row);
+                    for (absorbed, i) in absorbed.chunks_exact_mut(cached).zip(start..) {
+                        (kernels.axpy)(query(i)[d], row, &mut absorbed[..lora]);
+                    }
+                }
+                start = end;
+            }
+
+            let scale = 1.0 / (key as f32).sqrt();
+            let mut running = [RunningSoftmax::EMPTY; QUERIES];
+            mixes.fill(0.0);
+            let seen = |query: usize| position + place(query).1 + 1;
+            let end = (0..n).map(seen).max().unwrap_or(0);
+            for start in (0..end).step_by(CACHE_TILE) {
+                let tile = cache.rows(kernels, start, end.min(start + CACHE_TILE), decoded_tile);
+                (kernels.gemm)(tile, absorbed, cached, &mut Columns::new(scores, CACHE_TILE));
+                let queries =
+                    scores.chunks_exact_mut(CACHE_TILE).zip(mixes.chunks_exact_mut(lora)).zip(&mut running);
+                for (i, ((scores, mix), running)) in queries.enumerate() {
+                    let visible = seen(i).saturating_sub(start).min(tile.len() / cached);
+                    if visible > 0 {
+                        (kernels.attend_tile)(&mut scores[..visible], scale, tile, cached, running, mix);
+                    }
                 }
             }
-            let query = &queries[(token * self.heads + head) * key..][..key];
-            let (latent, shared) = absorbed.split_at_mut(lora);
-            latent.fill(0.0);
-            for (q, row) in query.iter().zip(rows.chunks_exact(lora)) {
-                (kernels.axpy)(*q, row, latent);
+            let rows = out.chunks_exact_mut(self.value).zip(mixes.chunks_exact_mut(lora));
+            for (i, (out, mix)) in rows.enumerate() {
+                let share = 1.0 / running[i].sum;
+                mix.iter_mut().for_each(|x| *x *= share);
+                self.expand.rows_into(kernels, place(i).0 * (self.nope + self.value) + self.nope, mix, out);
             }
-            shared.copy_from_slice(&query[self.nope..]);
-        }
-
-        let scale = 1.0 / (key as f32).sqrt();
-        let mut running = [RunningSoftmax::EMPTY; QUERIES];
-        mixes.fill(0.0);
-        let seen = |query: usize| position + place(query).1 + 1;
-        let end = (0..n).map(seen).max().unwrap_or(0);
-        for start in (0..end).step_by(CACHE_TILE) {
-            let tile = cache.rows(kernels, start, end.min(start + CACHE_TILE), decoded_tile);
-            (kernels.gemm)(tile, absorbed, cached, &mut Columns::new(scores, CACHE_TILE));
-            let queries =
-                scores.chunks_exact_mut(CACHE_TILE).zip(mixes.chunks_exact_mut(lora)).zip(&mut running);
-            for (i, ((scores, mix), running)) in queries.enumerate() {
-                let visible = seen(i).saturating_sub(start).min(tile.len() / cached);
-                if visible > 0 {
-                    (kernels.attend_tile)(&mut scores[..visible], scale, tile, cached, running, mix);
-                }
-            }
-        }
-        for (i, (out, mix)) in out.chunks_exact_mut(self.value).zip(mixes.chunks_exact_mut(lora)).enumerate()
-        {
-            let share = 1.0 / running[i].sum;
-            mix.iter_mut().for_each(|x| *x *= share);
-            self.expand.rows_into(kernels, place(i).0 * (self.nope + self.value) + self.nope, mix, out);
-        }
+        });
     }
 }

@@ -36,7 +36,7 @@ pub fn add_positions(
         for (i, corner) in corners.chunks_exact_mut(width).enumerate() {
             let y = if i < 2 { row.low } else { row.high };
             let x = if i % 2 == 0 { column.low } else { column.high };
-            table.decode_row(y * stored.1 + x, corner);
+            table.decode_row(compute.kernels, y * stored.1 + x, corner);
         }
         let mix = |a: f32, b: f32, fraction: f32| a * (1.0 - fraction) + b * fraction;
         for (d, x) in x.iter_mut().enumerate() {
