@@ -5,6 +5,7 @@ use waste_common::cli::CommonArgs;
 
 use crate::cache::CacheArgs;
 use crate::disk::DiskArgs;
+use crate::kernels::KernelArgs;
 use crate::report::FormatArgs;
 use crate::speed::SpeedArgs;
 use crate::sweep::SweepArgs;
@@ -39,6 +40,8 @@ pub enum Command {
     Cache(CacheArgs),
     /// Measure how fast a disk delivers records, past the page cache
     Disk(DiskArgs),
+    /// Measure every kernel against the portable one, and look-ups against a plain gather
+    Kernels(KernelArgs),
     /// Write a synthetic container or checkpoint of a named shape
     Synth(SynthArgs),
 }

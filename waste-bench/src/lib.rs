@@ -1,10 +1,11 @@
-//! Measures decoding, prefill, disk and cache policies; writes synthetic containers.
+//! Measures decoding, prefill, disk, kernels and cache policies; writes synthetic containers.
 #![forbid(unsafe_code)]
 
 pub mod args;
 pub mod cache;
 pub mod disk;
 pub mod environment;
+pub mod kernels;
 pub mod random;
 pub mod report;
 pub mod speed;
@@ -27,6 +28,7 @@ pub const TOOL: Tool = Tool {
   A container to measure:  waste-bench synth kimi-linear-48b bench.waste --layers 6
   How fast it is:          waste-bench bench.waste --prompt-tokens 512 --tokens 128 --runs 5
   One option against it:   waste-bench bench.waste --budget 4GiB --compare lookahead=0,6
+  What the CPU gives:      waste-bench kernels --only vq_rows
   How fast a disk is:      waste-bench disk /data --json > disk.json; waste-plan k3.waste --bench disk.json
   Which budget is best:    waste-bench sweep bench.waste --budget 2GiB..16GiB
   What a cache would hit:  waste-bench cache --trace tests/traces/kimi-linear-48b-300tok.jsonl",
@@ -58,6 +60,10 @@ pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
         Some(Command::Disk(args)) => {
             output.set_schema("waste-bench-disk/1");
             disk::run(args, format, output)
+        }
+        Some(Command::Kernels(args)) => {
+            output.set_schema("waste-bench-kernels/1");
+            kernels::run(args, format, output)
         }
         Some(Command::Synth(args)) => {
             output.set_schema("waste-bench-synth/1");

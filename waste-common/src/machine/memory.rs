@@ -51,15 +51,20 @@ pub(super) fn physical_ram() -> Result<u64, String> {
     Err("this system is not known".to_owned())
 }
 
-/// The number a system tool prints.
+/// The number a system tool prints. It is asked once: the answer is what is built in.
 #[cfg(any(windows, target_vendor = "apple"))]
 fn ask(tool: &Path, args: &[&str]) -> Result<u64, String> {
+    static ANSWER: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    if let Some(&answer) = ANSWER.get() {
+        return Ok(answer);
+    }
     let output = std::process::Command::new(tool)
         .args(args)
         .stdin(std::process::Stdio::null())
         .output()
         .map_err(|error| format!("cannot run {}: {error}", tool.display()))?;
-    first_number(&output.stdout).ok_or_else(|| format!("{} gives no number", tool.display()))
+    let answer = first_number(&output.stdout).ok_or_else(|| format!("{} gives no number", tool.display()))?;
+    Ok(*ANSWER.get_or_init(|| answer))
 }
 
 /// The first positive number among the words of a tool's answer. `wmic` answers in UTF-16 when piped.

@@ -28,7 +28,7 @@ pub enum ExpertStorage {
 }
 
 /// Rows of a matrix that are decoded to f32 at a time.
-pub const TILE_ROWS: usize = 8;
+pub const TILE_ROWS: usize = 32;
 /// Rows of a block of VQ indices.
 pub const BLOCK_ROWS: usize = 64;
 /// Vectors whose table entries share a unit in the fast arithmetic.

@@ -40,17 +40,6 @@ impl<'a> Columns<'a> {
         self.width
     }
 
-    /// Elements from a row to the next.
-    pub fn stride(&self) -> usize {
-        self.stride
-    }
-
-    /// The first element.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) fn as_mut_ptr(&mut self) -> *mut f32 {
-        self.first
-    }
-
     /// Sets one element.
     ///
     /// # Panics

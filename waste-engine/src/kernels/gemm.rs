@@ -1,8 +1,8 @@
 //! Small matrix products for prefill: rows of f32 weights times the tokens of a chunk.
 //!
 //! Every element is the dot product of [`portable::dot`](super::portable::dot), lane for lane and in the same order,
-//! so a prompt gives the same bits in chunks of any size. What the instruction sets add is register blocking: some
-//! rows times some tokens at once, so that a loaded vector is used several times.
+//! so a prompt gives the same bits in chunks of any size. What the instruction sets add is blocking: some rows times
+//! some tokens share what is loaded into registers, and what they come back to stays in the caches.
 
 use super::columns::Columns;
 use super::portable::dot;
@@ -25,188 +25,209 @@ pub fn gemm(weights: &[f32], x: &[f32], cols: usize, out: &mut Columns) {
     }
 }
 
-/// Calls `block` for every block of `R` rows and `T` tokens, and for single ones at the two edges.
-#[cfg(target_arch = "x86_64")]
-macro_rules! blocked {
-    ($weights:ident, $x:ident, $cols:ident, $out:ident, $block:ident, $R:literal, $T:literal) => {{
-        let (rows, tokens) = check($weights, $x, $cols, $out);
-        let shape = Shape { cols: $cols, stride: $out.stride() };
-        let (whole_rows, whole_tokens) = (rows / $R * $R, tokens / $T * $T);
-        for r in (0..whole_rows).step_by($R) {
-            for t in (0..whole_tokens).step_by($T) {
-                // SAFETY: rows r .. r + R and tokens t .. t + T lie within the slices, and so do their places in
-                // `out`, as `check` and `Columns` assert; the caller's own contract is this CPU's features.
-                unsafe {
-                    $block::<$R, $T>(
-                        $weights.as_ptr().add(r * $cols),
-                        $x.as_ptr().add(t * $cols),
-                        shape,
-                        $out.as_mut_ptr().add(t * shape.stride + r),
-                    );
+/// Columns that pass at a time: those of a tile's rows stay in the first cache meanwhile.
+const PANEL: usize = 512;
+
+/// [`gemm`] for one instruction set: `$R` rows and `$T` tokens share what is loaded. Tokens go in groups of `$TOKENS`,
+/// rows in tiles of `$ROWS`; the lanes' sums of a tile wait in `acc` from one panel of columns to the next.
+///
+/// A vector is `$L` of the 16 lanes, `$H` of them are all.
+macro_rules! register_blocked {
+    (
+        $module:ident, $name:ident, $features:literal, [$R:literal, $T:literal], [$ROWS:literal, $TOKENS:literal],
+        $V:ty, [$L:literal, $H:literal], $zero:expr, $load:expr, $partial:expr, $fma:expr, $reduce:expr
+    ) => {
+        pub use $module::$name;
+
+        mod $module {
+            use super::{PANEL, check};
+            #[cfg(target_arch = "aarch64")]
+            use std::arch::aarch64::*;
+            #[cfg(target_arch = "x86_64")]
+            use std::arch::x86_64::*;
+
+            use crate::kernels::columns::Columns;
+
+            type Sums = [[[$V; $H]; $ROWS]; $TOKENS];
+
+            /// [`gemm`](super::gemm) for this instruction set.
+            ///
+            /// # Safety
+            /// The CPU has the features.
+            #[target_feature(enable = $features)]
+            pub unsafe fn $name(weights: &[f32], x: &[f32], cols: usize, out: &mut Columns) {
+                let (rows, tokens) = check(weights, x, cols, out);
+                let (tail, whole) = (cols % 16, cols / 16 * 16);
+                let zero = $zero;
+                for t0 in (0..tokens).step_by($TOKENS) {
+                    let t1 = $TOKENS.min(tokens - t0);
+                    let x = &x[t0 * cols..(t0 + t1) * cols];
+                    for r0 in (0..rows).step_by($ROWS) {
+                        let r1 = $ROWS.min(rows - r0);
+                        let w = &weights[r0 * cols..(r0 + r1) * cols];
+                        let mut acc: Sums = [[[zero; $H]; $ROWS]; $TOKENS];
+                        if tail > 0 {
+                            for (acc, x) in acc.iter_mut().zip(x.chunks_exact(cols)) {
+                                for (acc, w) in acc.iter_mut().zip(w.chunks_exact(cols)) {
+                                    // SAFETY: only what the slices have is read.
+                                    unsafe {
+                                        let (w, x) = ($partial(&w[whole..]), $partial(&x[whole..]));
+                                        for h in 0..$H {
+                                            acc[h] = $fma(w[h], x[h], acc[h]);
+                                        }
+                                    }
+                                }
+                            }
+                        }
+                        for from in (0..whole).step_by(PANEL) {
+                            let panel = from..whole.min(from + PANEL);
+                            for t in (0..t1).step_by($T) {
+                                for r in (0..r1).step_by($R) {
+                                    let (n, m) = ($R.min(r1 - r), $T.min(t1 - t));
+                                    // SAFETY: rows r .. r + n of `w` and tokens t .. t + m of `x` have `cols`
+                                    // elements each, and the panel lies within them.
+                                    unsafe {
+                                        let (w, x) = (w.as_ptr().add(r * cols), x.as_ptr().add(t * cols));
+                                        match (n, m) {
+                                            ($R, $T) => block::<$R, $T>(w, x, cols, &panel, &mut acc, r, t),
+                                            ($R, _) => {
+                                                for i in 0..m {
+                                                    let x = x.add(i * cols);
+                                                    block::<$R, 1>(w, x, cols, &panel, &mut acc, r, t + i);
+                                                }
+                                            }
+                                            _ => {
+                                                for i in 0..n {
+                                                    let w = w.add(i * cols);
+                                                    for j in 0..m {
+                                                        let x = x.add(j * cols);
+                                                        block::<1, 1>(
+                                                            w,
+                                                            x,
+                                                            cols,
+                                                            &panel,
+                                                            &mut acc,
+                                                            r + i,
+                                                            t + j,
+                                                        );
+                                                    }
+                                                }
+                                            }
+                                        }
+                                    }
+                                }
+                            }
+                        }
+                        for (t, acc) in acc.iter().enumerate().take(t1) {
+                            for (r, acc) in acc.iter().enumerate().take(r1) {
+                                out.set(t0 + t, r0 + r, $reduce(*acc));
+                            }
+                        }
+                    }
+                }
+            }
+
+            /// # Safety
+            /// `R` rows of `cols` weights and `T` tokens of `cols` elements can be read, the panel, of whole 16s, lies
+            /// within them; the CPU has the features.
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn block<const R: usize, const T: usize>(
+                w: *const f32,
+                x: *const f32,
+                cols: usize,
+                panel: &std::ops::Range<usize>,
+                sums: &mut Sums,
+                r: usize,
+                t: usize,
+            ) {
+                let mut acc: [[[$V; $H]; T]; R] =
+                    std::array::from_fn(|i| std::array::from_fn(|j| sums[t + j][r + i]));
+                for c in panel.clone().step_by(16) {
+                    for h in 0..$H {
+                        // SAFETY: c + 16 <= cols, and the caller's contract.
+                        unsafe {
+                            let at = c + h * $L;
+                            let x: [$V; T] = std::array::from_fn(|t| $load(x.add(t * cols + at)));
+                            for (r, acc) in acc.iter_mut().enumerate() {
+                                let w = $load(w.add(r * cols + at));
+                                for (acc, x) in acc.iter_mut().zip(x) {
+                                    acc[h] = $fma(w, x, acc[h]);
+                                }
+                            }
+                        }
+                    }
+                }
+                for (i, acc) in acc.into_iter().enumerate() {
+                    for (j, acc) in acc.into_iter().enumerate() {
+                        sums[t + j][r + i] = acc;
+                    }
                 }
             }
         }
-        for r in 0..rows {
-            let from = if r < whole_rows { whole_tokens } else { 0 };
-            for t in from..tokens {
-                // SAFETY: as above, for one row and one token.
-                unsafe {
-                    $block::<1, 1>(
-                        $weights.as_ptr().add(r * $cols),
-                        $x.as_ptr().add(t * $cols),
-                        shape,
-                        $out.as_mut_ptr().add(t * shape.stride + r),
-                    );
-                }
-            }
-        }
-    }};
+    };
+}
+
+/// At most 16 elements, and zeros after them.
+#[inline(always)]
+fn padded(x: &[f32]) -> [f32; 16] {
+    let mut block = [0.0; 16];
+    block[..x.len()].copy_from_slice(x);
+    block
 }
 
 #[cfg(target_arch = "x86_64")]
-pub use x86::{gemm_avx2, gemm_avx512};
+register_blocked! {
+    avx512, gemm_avx512, "avx512f,avx512dq,avx2,fma", [4, 4], [8, 32], __m512, [16, 1],
+    _mm512_setzero_ps(),
+    _mm512_loadu_ps,
+    |x: &[f32]| [_mm512_loadu_ps(super::padded(x).as_ptr())],
+    _mm512_fmadd_ps,
+    |[lanes]: [__m512; 1]| {
+        super::reduce_eight(_mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes)))
+    }
+}
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
+register_blocked! {
+    avx2, gemm_avx2, "avx2,fma", [2, 3], [8, 30], __m256, [8, 2],
+    _mm256_setzero_ps(),
+    _mm256_loadu_ps,
+    |x: &[f32]| {
+        let x = super::padded(x);
+        [_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))]
+    },
+    _mm256_fmadd_ps,
+    |[a, b]: [__m256; 2]| super::reduce_eight(_mm256_add_ps(a, b))
+}
+
+#[cfg(target_arch = "aarch64")]
+register_blocked! {
+    neon, gemm_neon, "neon", [2, 3], [8, 30], float32x4_t, [4, 4],
+    vdupq_n_f32(0.0),
+    vld1q_f32,
+    |x: &[f32]| {
+        let x = super::padded(x);
+        std::array::from_fn::<float32x4_t, 4, _>(|h| vld1q_f32(x.as_ptr().add(4 * h)))
+    },
+    |w, x, acc| vfmaq_f32(acc, w, x),
+    |[a, b, c, d]: [float32x4_t; 4]| {
+        let four = vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d));
+        let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+        vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
+    }
+}
+
+/// The rest of the reduction tree: lanes 4 apart, 2 apart, 1 apart.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2")]
+fn reduce_eight(lanes: std::arch::x86_64::__m256) -> f32 {
     use std::arch::x86_64::*;
 
-    use super::check;
-    use crate::kernels::columns::Columns;
-
-    /// Elements from a row, and a token, to the next: of the operands and of the results.
-    #[derive(Clone, Copy)]
-    struct Shape {
-        cols: usize,
-        stride: usize,
-    }
-
-    /// [`gemm`](super::gemm) with AVX2 and FMA: blocks of 3 rows and 2 tokens.
-    ///
-    /// # Safety
-    /// The CPU has AVX2 and FMA.
-    #[target_feature(enable = "avx2,fma")]
-    pub unsafe fn gemm_avx2(weights: &[f32], x: &[f32], cols: usize, out: &mut Columns) {
-        blocked!(weights, x, cols, out, block_avx2, 3, 2);
-    }
-
-    /// [`gemm`](super::gemm) with AVX-512: blocks of 4 rows and 4 tokens.
-    ///
-    /// # Safety
-    /// The CPU has AVX-512 F and DQ.
-    #[target_feature(enable = "avx512f,avx512dq,avx2,fma")]
-    pub unsafe fn gemm_avx512(weights: &[f32], x: &[f32], cols: usize, out: &mut Columns) {
-        blocked!(weights, x, cols, out, block_avx512, 4, 4);
-    }
-
-    /// # Safety
-    /// `R` rows of `cols` weights, `T` tokens of `cols` elements and their places in `out` can be accessed; the CPU
-    /// has the features.
-    #[target_feature(enable = "avx512f,avx512dq,avx2,fma")]
-    unsafe fn block_avx512<const R: usize, const T: usize>(
-        w: *const f32,
-        x: *const f32,
-        shape: Shape,
-        out: *mut f32,
-    ) {
-        let Shape { cols, stride } = shape;
-        let (tail, whole) = (cols % 16, cols / 16 * 16);
-        let mut acc = [[_mm512_setzero_ps(); T]; R];
-        // SAFETY: every offset is below R · cols, T · cols, or (T − 1) · stride + R; a masked load touches only the
-        // lanes of the tail.
-        unsafe {
-            if tail > 0 {
-                let mask = (1u16 << tail) - 1;
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    let w = _mm512_maskz_loadu_ps(mask, w.add(r * cols + whole));
-                    for (t, acc) in acc.iter_mut().enumerate() {
-                        *acc = _mm512_fmadd_ps(w, _mm512_maskz_loadu_ps(mask, x.add(t * cols + whole)), *acc);
-                    }
-                }
-            }
-            for c in (0..whole).step_by(16) {
-                let x: [__m512; T] = std::array::from_fn(|t| _mm512_loadu_ps(x.add(t * cols + c)));
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    let w = _mm512_loadu_ps(w.add(r * cols + c));
-                    for (acc, x) in acc.iter_mut().zip(x) {
-                        *acc = _mm512_fmadd_ps(w, x, *acc);
-                    }
-                }
-            }
-            for (r, acc) in acc.into_iter().enumerate() {
-                for (t, acc) in acc.into_iter().enumerate() {
-                    let half = _mm256_add_ps(_mm512_castps512_ps256(acc), _mm512_extractf32x8_ps::<1>(acc));
-                    *out.add(t * stride + r) = reduce(half);
-                }
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`block_avx512`].
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn block_avx2<const R: usize, const T: usize>(
-        w: *const f32,
-        x: *const f32,
-        shape: Shape,
-        out: *mut f32,
-    ) {
-        let Shape { cols, stride } = shape;
-        let (tail, whole) = (cols % 16, cols / 16 * 16);
-        let mut acc = [[[_mm256_setzero_ps(); 2]; T]; R];
-        // SAFETY: every offset is below R · cols, T · cols, or (T − 1) · stride + R; the tail is copied into a whole
-        // block first.
-        unsafe {
-            if tail > 0 {
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    let w = padded(w.add(r * cols + whole), tail);
-                    for (t, acc) in acc.iter_mut().enumerate() {
-                        let x = padded(x.add(t * cols + whole), tail);
-                        for h in 0..2 {
-                            acc[h] = _mm256_fmadd_ps(w[h], x[h], acc[h]);
-                        }
-                    }
-                }
-            }
-            for c in (0..whole).step_by(16) {
-                let x: [[__m256; 2]; T] = std::array::from_fn(|t| {
-                    [_mm256_loadu_ps(x.add(t * cols + c)), _mm256_loadu_ps(x.add(t * cols + c + 8))]
-                });
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    let w = [_mm256_loadu_ps(w.add(r * cols + c)), _mm256_loadu_ps(w.add(r * cols + c + 8))];
-                    for (acc, x) in acc.iter_mut().zip(x) {
-                        for h in 0..2 {
-                            acc[h] = _mm256_fmadd_ps(w[h], x[h], acc[h]);
-                        }
-                    }
-                }
-            }
-            for (r, acc) in acc.into_iter().enumerate() {
-                for (t, acc) in acc.into_iter().enumerate() {
-                    *out.add(t * stride + r) = reduce(_mm256_add_ps(acc[0], acc[1]));
-                }
-            }
-        }
-    }
-
-    /// # Safety
-    /// `n` elements, at most 16, can be read; the CPU has AVX2.
-    #[target_feature(enable = "avx2")]
-    unsafe fn padded(source: *const f32, n: usize) -> [__m256; 2] {
-        let mut block = [0.0f32; 16];
-        // SAFETY: the caller grants `n` elements, and the block has 16.
-        unsafe {
-            std::ptr::copy_nonoverlapping(source, block.as_mut_ptr(), n.min(16));
-            [_mm256_loadu_ps(block.as_ptr()), _mm256_loadu_ps(block.as_ptr().add(8))]
-        }
-    }
-
-    /// The rest of the reduction tree: lanes 4 apart, 2 apart, 1 apart.
-    #[target_feature(enable = "avx2")]
-    fn reduce(lanes: __m256) -> f32 {
-        let four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
-        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-        _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
-    }
+    let four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
 }
 
 #[cfg(test)]
@@ -227,6 +248,8 @@ mod tests {
                 sets.push(("avx512", gemm_avx512));
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        sets.push(("neon", gemm_neon));
         sets
     }
 
@@ -237,8 +260,8 @@ mod tests {
                 .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8) as f32 / 8e6 - 1.0)
                 .collect()
         };
-        for cols in [1, 15, 16, 17, 40, 64, 129] {
-            for (rows, tokens) in [(1, 1), (3, 2), (4, 4), (5, 7), (8, 3), (13, 9)] {
+        for cols in [1, 15, 16, 17, 40, 64, 129, 528, 1100] {
+            for (rows, tokens) in [(1, 1), (3, 2), (4, 4), (5, 7), (8, 3), (13, 9), (9, 35), (16, 64)] {
                 let (w, x) = (noise(rows * cols, 1), noise(tokens * cols, 99));
                 let stride = rows + 2;
                 for (name, gemm) in sets() {

@@ -203,7 +203,13 @@ static AVX512: Kernels = Kernels {
 
 /// The portable source is already compiled for NEON there; what it gains from is written by hand.
 #[cfg(target_arch = "aarch64")]
-static NEON: Kernels = Kernels { name: "neon", vq_rows_fast: neon::vq_rows_fast, ..PORTABLE };
+static NEON: Kernels = Kernels {
+    name: "neon",
+    // SAFETY: every 64-bit Arm CPU that Rust builds for has NEON.
+    gemm: |w, x, cols, out| unsafe { gemm::gemm_neon(w, x, cols, out) },
+    vq_rows_fast: neon::vq_rows_fast,
+    ..PORTABLE
+};
 
 impl Kernels {
     /// Names that `WASTE_KERNELS` accepts in this build, the best last.

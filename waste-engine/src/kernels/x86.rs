@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 /// How far ahead of their use indices and weights are asked for, in bytes.
-pub(super) const PREFETCH: usize = 2048;
+pub(super) const PREFETCH: usize = 4096;
 
 /// Asks for the cache line `at` bytes on, which may lie beyond the slice.
 #[inline(always)]
