@@ -7,12 +7,15 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::EngineError;
 use crate::kernels::Kernels;
+use crate::options::Arith;
 
 /// Kernels and a pool of threads of its own. Work is split by output rows or heads, never inside a sum, so results
 /// do not depend on the number of threads.
 pub struct Compute {
     /// The instruction set's kernels.
     pub kernels: &'static Kernels,
+    /// The arithmetic of decoding.
+    pub arith: Arith,
     pool: ThreadPool,
     /// One buffer a thread.
     scratch: Vec<Mutex<Vec<f32>>>,
@@ -23,6 +26,7 @@ impl Compute {
     /// work in.
     pub fn new(
         kernels: &'static Kernels,
+        arith: Arith,
         threads: usize,
         cpus: Option<&[usize]>,
         scratch: usize,
@@ -38,7 +42,7 @@ impl Compute {
             source: std::io::Error::other(error),
         })?;
         let scratch = (0..threads).map(|_| Mutex::new(vec![0.0; scratch])).collect();
-        Ok(Compute { kernels, pool, scratch })
+        Ok(Compute { kernels, arith, pool, scratch })
     }
 
     /// Number of threads.

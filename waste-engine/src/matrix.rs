@@ -6,6 +6,8 @@ use waste_common::plan::scratch::TILE_ROWS;
 use crate::compute::Compute;
 use crate::kernels::Kernels;
 use crate::kernels::columns::Columns;
+use crate::kernels::portable::whole_len;
+use crate::options::Arith;
 
 /// A weight matrix [rows, cols].
 pub struct Matrix {
@@ -98,12 +100,24 @@ impl Matrix {
 
     /// `out[t] = W · x[t]` for every token; `x` is [tokens, cols], `out` [tokens, rows]. Each element is one dot
     /// product, whatever the threads. Several tokens go through tiles of decoded rows: f32 weights give the bits of
-    /// one token alone, quantised ones differ by the rounding of each weight's product with its scale.
+    /// one token alone, quantised ones differ by the rounding of each weight's product with its scale, and with
+    /// [`Arith::Fast`] by that of a single token's input.
     pub fn apply(&self, compute: &Compute, x: &[f32], out: &mut [f32]) {
         debug_assert_eq!(x.len() / self.cols, out.len() / self.rows);
         let kernels = compute.kernels;
         if x.len() == self.cols {
-            return compute.rows(out, 4, |first, out| self.rows_into(kernels, first, x, out));
+            return compute.rows(out, 4, |first, out| match (compute.arith, &self.data) {
+                (Arith::Fast, MatrixData::Quant { format: QuantFormat::Q4, stride, payload, scales }) => {
+                    let rows = first..first + out.len();
+                    let groups = self.cols.div_ceil(128);
+                    let payload = &payload[rows.start * stride..rows.end * stride];
+                    let scales = &scales[rows.start * groups..rows.end * groups];
+                    compute.with_scratch(whole_len(self.cols), |scratch| {
+                        (kernels.rows_q4_fast)(payload, scales, x, scratch, out);
+                    });
+                }
+                _ => self.rows_into(kernels, first, x, out),
+            });
         }
         let tiles = Columns::new(out, self.rows).chunks(TILE_ROWS);
         tiles.into_par_iter().enumerate().for_each(|(tile, mut out)| {

@@ -109,7 +109,8 @@ impl Engine {
         let loader = Loader::new(&source, &config)?;
         let (format, store) = open_experts(&source, &config, &options)?;
         let scratch = Scratch::thread(&config, &format.storage());
-        let compute = Compute::new(kernels, options.threads, options.cpus.as_deref(), scratch)?;
+        let compute =
+            Compute::new(kernels, options.arith, options.threads, options.cpus.as_deref(), scratch)?;
         let mut number = 0;
         let mut layers = Vec::with_capacity(config.layers());
         for layer in 0..config.layers() {

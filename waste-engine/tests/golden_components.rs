@@ -7,6 +7,7 @@ use common::{Golden, assert_rows, max_abs};
 use waste_common::config::{Activation, RouterScore};
 use waste_common::plan::KvType;
 use waste_common::plan::scratch::QUERIES;
+use waste_engine::Arith;
 use waste_engine::compute::Compute;
 use waste_engine::kernels::Kernels;
 use waste_engine::kernels::portable::KdaHead;
@@ -21,7 +22,7 @@ use waste_engine::matrix::{Matrix, MatrixData, QuantFormat};
 /// Every kernel set of this machine, with two threads.
 fn computes() -> Vec<Compute> {
     let sets = Kernels::NAMES.iter().filter_map(|name| Kernels::named(name).ok());
-    sets.map(|kernels| Compute::new(kernels, 2, None, 0).unwrap()).collect()
+    sets.map(|kernels| Compute::new(kernels, Arith::Exact, 2, None, 0).unwrap()).collect()
 }
 
 fn component(name: &str) -> Golden {

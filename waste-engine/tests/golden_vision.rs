@@ -7,6 +7,7 @@ mod common;
 use common::{Golden, max_abs, path, relative_l2};
 use waste_common::container::{Container, TrunkFmt};
 use waste_common::error::{Coded, Exit};
+use waste_engine::Arith;
 use waste_engine::compute::Compute;
 use waste_engine::kernels::Kernels;
 use waste_engine::matrix::Matrix;
@@ -19,7 +20,7 @@ use waste_engine::{EngineError, open_source};
 const PATCH: usize = 14;
 
 fn compute(threads: usize) -> Compute {
-    Compute::new(Kernels::detect(), threads, None, 0).unwrap()
+    Compute::new(Kernels::detect(), Arith::Exact, threads, None, 0).unwrap()
 }
 
 fn component(name: &str) -> Vec<u8> {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use waste_common::container::{ExpertFmt, ExpertQuant, Geometry};
 use waste_common::quant::{half, q3g, q4g, q8g, vq};
 use waste_common::tensors::ExpertKind;
-use waste_engine::kernels::portable::{FastTables, KdaHead, RunningSoftmax, VqShape};
+use waste_engine::kernels::portable::{FastTables, KdaHead, RunningSoftmax, VqShape, whole_len};
 use waste_engine::kernels::{Kernels, RowsQuant};
 
 /// Numbers in −1 .. 1 from a seed: splitmix64.
@@ -88,6 +88,28 @@ proptest! {
             let found = run(&|k, out| kernel(k)(&encoded.payload, &encoded.scales, &x, out));
             close(&found, &products(&decoded, &x), 1e-4);
         }
+    }
+
+    #[test]
+    fn q4_rows_times_whole_numbers(rows in 1usize..7, cols in 1usize..700, seed: u64, exponent in -20i32..20) {
+        let (w, x) = (noise(seed, rows * cols), noise(seed ^ 1, cols));
+        let x: Vec<f32> = x.iter().map(|x| x * (exponent as f32).exp2()).collect();
+        let encoded = q4g::encode_rows(&w, rows, cols).unwrap();
+        let found = same_bits(|k| {
+            let mut scratch = vec![f32::NAN; whole_len(cols)];
+            let mut out = vec![0.0; rows];
+            (k.rows_q4_fast)(&encoded.payload, &encoded.scales, &x, &mut scratch, &mut out);
+            out
+        });
+        let exact = same_bits(|k| {
+            let mut out = vec![0.0; rows];
+            (k.rows_q4)(&encoded.payload, &encoded.scales, &x, &mut out);
+            out
+        });
+        // Half a unit an element, times a weight of at most 1.1.
+        let largest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        let exact: Vec<f64> = exact.iter().map(|&y| f64::from(y)).collect();
+        close(&found, &exact, f64::from(largest) * cols as f64 * (0.6 / 32639.0 + 1e-6) + 1e-30);
     }
 
     #[test]
@@ -253,6 +275,22 @@ fn tables_that_are_no_numbers_show_in_every_row() {
     for tiny in [0.0, 1e-38, 1e-45] {
         x.fill(tiny);
         assert!(run(&x).iter().all(|&y| y == 0.0));
+    }
+}
+
+#[test]
+fn whole_numbers_of_what_is_no_number_show_in_every_row() {
+    let encoded = q4g::encode_rows(&noise(3, 5 * 300), 5, 300).unwrap();
+    for (bad, at) in [(f32::NAN, 0), (f32::INFINITY, 130), (f32::NEG_INFINITY, 299)] {
+        let mut x = noise(4, 300);
+        x[at] = bad;
+        let out = same_bits(|k| {
+            let mut out = vec![0.0; 5];
+            let mut scratch = vec![0.0; whole_len(300)];
+            (k.rows_q4_fast)(&encoded.payload, &encoded.scales, &x, &mut scratch, &mut out);
+            out.iter().map(|y| f32::from(u8::from(y.is_finite()))).collect()
+        });
+        assert!(out.iter().all(|&finite| finite == 0.0), "{bad}");
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::hint::black_box;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 use waste_common::quant::half;
 use waste_engine::kernels::Kernels;
 use waste_engine::kernels::columns::Columns;
-use waste_engine::kernels::portable::{FastTables, KdaHead, RunningSoftmax, VqShape};
+use waste_engine::kernels::portable::{FastTables, KdaHead, RunningSoftmax, VqShape, whole_len};
 
 use super::{Case, MEMORY, PLAIN};
 use crate::random::Random;
@@ -241,10 +242,16 @@ fn trunk(list: &mut List, sets: &[&'static Kernels], spread: usize) {
     }
     let scale = half::f32_to_f16(0.01);
     for &kernels in sets {
-        let formats: [(&str, usize, waste_engine::kernels::RowsQuant); 3] = [
-            ("rows_q8", HIDDEN, kernels.rows_q8),
-            ("rows_q4", HIDDEN / 2, kernels.rows_q4),
-            ("rows_q3", 3 * HIDDEN / 8 + 1, kernels.rows_q3),
+        type Rows = Arc<dyn Fn(&[u8], &[u16], &[f32], &mut [f32]) + Send + Sync>;
+        let fast: Rows = Arc::new(|payload, scales, x, out| {
+            let mut scratch = [0.0; whole_len(HIDDEN)];
+            (kernels.rows_q4_fast)(payload, scales, x, &mut scratch, out);
+        });
+        let formats: [(&str, usize, Rows); 4] = [
+            ("rows_q8", HIDDEN, Arc::new(kernels.rows_q8)),
+            ("rows_q4", HIDDEN / 2, Arc::new(kernels.rows_q4)),
+            ("rows_q4_fast", HIDDEN / 2, fast),
+            ("rows_q3", 3 * HIDDEN / 8 + 1, Arc::new(kernels.rows_q3)),
         ];
         for (name, stride, kernel) in formats {
             // From the cache on one thread; from memory on one and on all.
@@ -254,7 +261,7 @@ fn trunk(list: &mut List, sets: &[&'static Kernels], spread: usize) {
                 if from == MEMORY && kernels.name == "portable" || threads > 1 && name == "rows_q3" {
                     continue;
                 }
-                let rows = (rows / 64).max(1) * 64;
+                let (rows, kernel) = ((rows / 64).max(1) * 64, Arc::clone(&kernel));
                 let (payload, scales) = (random_bytes(rows * stride), vec![scale; rows * HIDDEN / 128]);
                 let (x, mut out) = (noise(HIDDEN), vec![0.0; rows]);
                 let of = Of {
@@ -274,15 +281,18 @@ fn trunk(list: &mut List, sets: &[&'static Kernels], spread: usize) {
                     });
                 });
             }
-            let decode = match name {
-                "rows_q8" => ("decode_q8", kernels.decode_q8),
-                "rows_q4" => ("decode_q4", kernels.decode_q4),
-                _ => ("decode_q3", kernels.decode_q3),
-            };
+        }
+        type Decode = fn(&[u8], &[u16], &mut [f32]);
+        let decoders: [(&str, usize, Decode); 3] = [
+            ("decode_q8", HIDDEN, kernels.decode_q8),
+            ("decode_q4", HIDDEN / 2, kernels.decode_q4),
+            ("decode_q3", 3 * HIDDEN / 8 + 1, kernels.decode_q3),
+        ];
+        for (name, stride, decode) in decoders {
             let (payload, scales, mut out) =
                 (random_bytes(stride), vec![scale; HIDDEN / 128], vec![0.0; HIDDEN]);
-            list.add_simple(decode.0, kernels.name, 4 * HIDDEN, move || {
-                (decode.1)(black_box(&payload), &scales, &mut out);
+            list.add_simple(name, kernels.name, 4 * HIDDEN, move || {
+                decode(black_box(&payload), &scales, &mut out);
             });
         }
         let (w, x, mut out) = (noise(32 * HIDDEN), noise(HIDDEN), vec![0.0; 32]);

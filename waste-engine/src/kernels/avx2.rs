@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::portable::{self, FAST_VECTORS, FastTables, GROUP, VQ_BLOCK, VQ_DIM, VqShape};
+use super::portable::{self, FAST_VECTORS, FastTables, GROUP, VQ_BLOCK, VQ_DIM, VqShape, WholeGroup};
 use super::x86::{PREFETCH, prefetch};
 
 /// Blocks of rows that pass over a vector's tables together.
@@ -369,6 +369,57 @@ pub(super) fn rows_q4(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]
         dot_bytes(&bytes, x)
     };
     rows_grouped(GROUP / 2, payload, scales, x, out, group, portable::last_q4);
+}
+
+/// The sums of eight elements each of half a group: 32 bytes of nibbles, byte `at` on.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn half_group(bytes: &[u8], whole: &WholeGroup, at: usize) -> __m256i {
+    let signed = |x: &[i8; GROUP / 2]| {
+        let x: &[i8] = &x[at..at + 32];
+        // SAFETY: the slice has 32 bytes.
+        unsafe { _mm256_loadu_si256(x.as_ptr().cast()) }
+    };
+    let lanes: &[i32] = &whole.bias[at / 4..at / 4 + 8];
+    // SAFETY: the slice has the register's 8 lanes.
+    let bias = unsafe { _mm256_loadu_si256(lanes.as_ptr().cast()) };
+    let (nibble, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
+    let bytes = load(bytes, at);
+    let even = _mm256_and_si256(bytes, nibble);
+    let odd = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), nibble);
+    // Four products of at most 15 · 128 fit 16 bits.
+    let sum = |evens: &[i8; GROUP / 2], odds: &[i8; GROUP / 2]| {
+        let pairs = _mm256_add_epi16(
+            _mm256_maddubs_epi16(even, signed(evens)),
+            _mm256_maddubs_epi16(odd, signed(odds)),
+        );
+        _mm256_madd_epi16(pairs, ones)
+    };
+    let high = sum(&whole.even_high, &whole.odd_high);
+    let low = sum(&whole.even_low, &whole.odd_low);
+    _mm256_add_epi32(_mm256_slli_epi32::<8>(high), _mm256_add_epi32(low, bias))
+}
+
+/// See [`Kernels::rows_q4_fast`](super::Kernels::rows_q4_fast).
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn rows_q4_fast(payload: &[u8], scales: &[u16], x: &[f32], scratch: &mut [f32], out: &mut [f32]) {
+    let (wholes, units) = portable::to_whole(x, scratch);
+    let stride = wholes.len() * GROUP / 2;
+    assert!(payload.len() >= out.len() * stride && scales.len() >= out.len() * wholes.len());
+    let rows = payload.chunks_exact(stride).zip(scales.chunks_exact(wholes.len()));
+    for (out, (row, scales)) in out.iter_mut().zip(rows) {
+        let mut total = [_mm256_setzero_ps(); 2];
+        let groups = row.chunks_exact(GROUP / 2).zip(wholes).zip(units.iter().zip(scales));
+        for ((bytes, whole), (&unit, &scale)) in groups {
+            prefetch(bytes, PREFETCH);
+            let factor = _mm256_mul_ps(widen_half(scale), _mm256_set1_ps(unit));
+            for (half, total) in total.iter_mut().enumerate() {
+                let sum = _mm256_cvtepi32_ps(half_group(bytes, whole, 32 * half));
+                *total = _mm256_fmadd_ps(sum, factor, *total);
+            }
+        }
+        *out = reduce(total);
+    }
 }
 
 /// See [`Kernels::rows_q8`](super::Kernels::rows_q8).

@@ -1,4 +1,4 @@
-//! Kernels written for AVX-512 (F, BW, VL, DQ, VBMI).
+//! Kernels written for AVX-512 (F, BW, VL, DQ, VBMI, VNNI).
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
@@ -7,8 +7,10 @@ use super::portable::{self, FAST_VECTORS, FastTables, VQ_BLOCK, VQ_DIM, VqShape}
 use super::x86::{PREFETCH, prefetch};
 
 mod trunk;
+mod whole;
 
 pub(super) use trunk::{rows_f32, rows_q4, rows_q8};
+pub(super) use whole::rows_q4_fast;
 
 /// Sums of bytes, two a 16-bit lane: the lanes themselves, and their upper bytes.
 #[derive(Clone, Copy)]

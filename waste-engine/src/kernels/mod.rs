@@ -46,7 +46,7 @@ macro_rules! kernel_table {
         compiled! { compiled_avx2, "avx2", "avx2,fma,f16c", $( $kernel($($arg: $type),*) $(-> $ret)?; )* }
         #[cfg(target_arch = "x86_64")]
         compiled! {
-            compiled_avx512, "avx512", "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c",
+            compiled_avx512, "avx512", "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vnni,avx2,fma,f16c",
             $( $kernel($($arg: $type),*) $(-> $ret)?; )*
         }
     };
@@ -91,6 +91,9 @@ kernel_table! {
     rows_q8: fn(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]);
     /// Dot products of Q4G rows with `x`.
     rows_q4: fn(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]);
+    /// Dot products of Q4G rows with `x` rounded to 16-bit whole numbers; `scratch` has [`portable::whole_len`]
+    /// elements. See [`portable::rows_q4_fast`].
+    rows_q4_fast: fn(payload: &[u8], scales: &[u16], x: &[f32], scratch: &mut [f32], out: &mut [f32]);
     /// Dot products of Q3G rows with `x`.
     rows_q3: fn(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]);
     /// One Q8G row decoded: `(payload, f16 scales, out [cols])`.
@@ -169,6 +172,8 @@ static AVX2: Kernels = Kernels {
     // SAFETY: see above.
     rows_q4: |p, s, x, out| unsafe { avx2::rows_q4(p, s, x, out) },
     // SAFETY: see above.
+    rows_q4_fast: |p, s, x, t, out| unsafe { avx2::rows_q4_fast(p, s, x, t, out) },
+    // SAFETY: see above.
     vq_rows_fast: |i, shape, s, t, out| unsafe { avx2::vq_rows_fast(i, shape, s, t, out) },
     // SAFETY: see above.
     vq_expand: |b, shape, f, s, c, out| unsafe { avx2::vq_expand(b, shape, f, s, c, out) },
@@ -185,6 +190,8 @@ static AVX512: Kernels = Kernels {
     rows_q8: |p, s, x, out| unsafe { avx512::rows_q8(p, s, x, out) },
     // SAFETY: see above.
     rows_q4: |p, s, x, out| unsafe { avx512::rows_q4(p, s, x, out) },
+    // SAFETY: see above.
+    rows_q4_fast: |p, s, x, t, out| unsafe { avx512::rows_q4_fast(p, s, x, t, out) },
     // SAFETY: see above.
     vq_tables: |c, shape, x, t| unsafe { avx512::vq_tables(c, shape, x, t) },
     // SAFETY: see above.
@@ -207,6 +214,7 @@ static NEON: Kernels = Kernels {
     name: "neon",
     // SAFETY: every 64-bit Arm CPU that Rust builds for has NEON.
     gemm: |w, x, cols, out| unsafe { gemm::gemm_neon(w, x, cols, out) },
+    rows_q4_fast: neon::rows_q4_fast,
     vq_rows_fast: neon::vq_rows_fast,
     ..PORTABLE
 };
@@ -245,10 +253,15 @@ impl Kernels {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vbmi")
+                    && is_x86_feature_detected!("avx512vnni")
                     && is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c");
-                if can { Ok(&AVX512) } else { Err(refuse("this CPU lacks AVX-512 F, BW, VL, DQ or VBMI")) }
+                if can {
+                    Ok(&AVX512)
+                } else {
+                    Err(refuse("this CPU lacks AVX-512 F, BW, VL, DQ, VBMI or VNNI"))
+                }
             }
             // Every 64-bit Arm CPU that Rust builds for has NEON.
             #[cfg(target_arch = "aarch64")]

@@ -3,7 +3,9 @@
 
 use std::arch::aarch64::*;
 
-use super::portable::{self, FAST_VECTORS, FastTables, VQ_BLOCK, VqShape};
+use waste_common::quant::half::f16_to_f32;
+
+use super::portable::{self, FAST_VECTORS, FastTables, GROUP, VQ_BLOCK, VqShape, WholeGroup};
 
 /// Rows that go together.
 const ROWS: usize = 16;
@@ -206,5 +208,58 @@ fn fields([x, y, z]: [uint8x16_t; 3]) -> [uint8x16_t; 4] {
             vandq_u8(vorrq_u8(vshrq_n_u8::<4>(y), vshlq_n_u8::<4>(z)), six_bits),
             vshrq_n_u8::<2>(z),
         ]
+    }
+}
+
+/// The sums of eight elements each of a quarter of a group: 16 bytes of nibbles, byte `at` on.
+#[inline(always)]
+fn quarter_group(bytes: &[u8], whole: &WholeGroup, at: usize) -> int32x4_t {
+    let bytes: &[u8] = &bytes[at..at + 16];
+    let lanes: &[i32] = &whole.bias[at / 4..at / 4 + 4];
+    let signed = |x: &[i8; GROUP / 2]| {
+        let x: &[i8] = &x[at..at + 16];
+        // SAFETY: the slice has 16 bytes; NEON is part of the target.
+        unsafe { vld1q_s8(x.as_ptr()) }
+    };
+    // SAFETY: the slices have 16 bytes and 4 lanes; NEON is part of the target.
+    unsafe {
+        let (bytes, bias) = (vld1q_u8(bytes.as_ptr()), vld1q_s32(lanes.as_ptr()));
+        let even = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
+        let odd = vreinterpretq_s8_u8(vshrq_n_u8::<4>(bytes));
+        // Two products of at most 15 · 128 fit 16 bits.
+        let sum = |evens: int8x16_t, odds: int8x16_t| {
+            let first = vmull_s8(vget_low_s8(even), vget_low_s8(evens));
+            let first = vmlal_s8(first, vget_low_s8(odd), vget_low_s8(odds));
+            let second = vmlal_high_s8(vmull_high_s8(even, evens), odd, odds);
+            vpaddq_s32(vpaddlq_s16(first), vpaddlq_s16(second))
+        };
+        let high = sum(signed(&whole.even_high), signed(&whole.odd_high));
+        let low = sum(signed(&whole.even_low), signed(&whole.odd_low));
+        vaddq_s32(vshlq_n_s32::<8>(high), vaddq_s32(low, bias))
+    }
+}
+
+/// See [`Kernels::rows_q4_fast`](super::Kernels::rows_q4_fast).
+pub(super) fn rows_q4_fast(payload: &[u8], scales: &[u16], x: &[f32], scratch: &mut [f32], out: &mut [f32]) {
+    let (wholes, units) = portable::to_whole(x, scratch);
+    let rows = payload.chunks_exact(wholes.len() * GROUP / 2).zip(scales.chunks_exact(wholes.len()));
+    for (out, (row, scales)) in out.iter_mut().zip(rows) {
+        // SAFETY: NEON is part of the target.
+        let mut total = [unsafe { vdupq_n_f32(0.0) }; 4];
+        let groups = row.chunks_exact(GROUP / 2).zip(wholes).zip(units.iter().zip(scales));
+        for ((bytes, whole), (unit, &scale)) in groups {
+            let factor = f16_to_f32(scale) * unit;
+            for (quarter, total) in total.iter_mut().enumerate() {
+                let sum = quarter_group(bytes, whole, 16 * quarter);
+                // SAFETY: NEON is part of the target.
+                *total = unsafe { vfmaq_n_f32(*total, vcvtq_f32_s32(sum), factor) };
+            }
+        }
+        let mut lanes = [0.0; 16];
+        for (lanes, total) in lanes.chunks_exact_mut(4).zip(total) {
+            // SAFETY: the chunk has the register's four lanes; NEON is part of the target.
+            unsafe { vst1q_f32(lanes.as_mut_ptr(), total) };
+        }
+        *out = portable::reduce(lanes);
     }
 }

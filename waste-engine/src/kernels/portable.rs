@@ -8,18 +8,22 @@ pub use super::columns::Columns;
 pub use super::gemm::gemm;
 
 mod vq;
+mod whole;
 
 pub use vq::*;
+pub use whole::*;
 
 /// Lanes of every accumulation.
 const LANES: usize = 16;
 /// Group of the trunk's quantised formats.
 pub const GROUP: usize = 128;
 
-type Lanes = [f32; LANES];
+/// The lanes of every accumulation.
+pub type Lanes = [f32; LANES];
 
+/// The sum of 16 lanes by halving.
 #[inline(always)]
-fn reduce(mut lanes: Lanes) -> f32 {
+pub fn reduce(mut lanes: Lanes) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
         for l in 0..width {

@@ -10,7 +10,7 @@ use super::{load, load_ps};
 /// The sum of 16 lanes by halving: the tree of every reduction.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq,avx2")]
-fn reduce(lanes: __m512) -> f32 {
+pub(super) fn reduce(lanes: __m512) -> f32 {
     let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes));
     let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
     let two = _mm_add_ps(four, _mm_movehl_ps(four, four));

@@ -289,6 +289,13 @@ pub fn vq_rows_fast(indices: &[u8], shape: VqShape, scales: &[u8], tables: FastT
             tables,
             out,
         ),
+        (2, 256, false) => rows_by_planes(
+            VqShape { stages: 2, entries: 256, packed: false, ..shape },
+            indices,
+            scales,
+            tables,
+            out,
+        ),
         (4, 64, true) => rows_by_planes(
             VqShape { stages: 4, entries: 64, packed: true, ..shape },
             indices,

@@ -1,0 +1,94 @@
+//! Q4G rows in the *fast* arithmetic: the input as 16-bit whole numbers, products summed exactly.
+
+use waste_common::quant::half::f16_to_f32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{GROUP, LANES, ROUND, reduce};
+
+/// Largest magnitude of an input element: so that its upper byte, rounded, is one too.
+const WHOLE_MAX: f32 = 32639.0;
+/// A group whose elements are all below this counts as zero: its unit would not be a normal number.
+const WHOLE_TINY: f32 = 1e-30;
+
+/// One group of an input, `x = unit · (256 · high + low)`, even and odd elements apart as the nibbles lie.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+pub struct WholeGroup {
+    /// Upper bytes of the even elements.
+    pub even_high: [i8; GROUP / 2],
+    /// Upper bytes of the odd ones.
+    pub odd_high: [i8; GROUP / 2],
+    /// Lower bytes of the even elements, signed.
+    pub even_low: [i8; GROUP / 2],
+    /// Lower bytes of the odd ones.
+    pub odd_low: [i8; GROUP / 2],
+    /// What the nibbles' bias of 8 makes of each lane: −8 times the sum of its eight elements.
+    pub bias: [i32; LANES],
+}
+
+/// Elements of scratch that [`rows_q4_fast`] works in.
+pub const fn whole_len(cols: usize) -> usize {
+    cols.div_ceil(GROUP) * (size_of::<WholeGroup>() / 4 + 1)
+}
+
+/// Writes an input as whole numbers to `scratch`, [`whole_len`] elements; gives the groups, and what a unit is worth
+/// in each. A group with an infinite or undefined element gets an undefined unit.
+#[inline(always)]
+pub fn to_whole<'a>(x: &[f32], scratch: &'a mut [f32]) -> (&'a [WholeGroup], &'a [f32]) {
+    let groups = x.len().div_ceil(GROUP);
+    let (wholes, units) = scratch[..whole_len(x.len())].split_at_mut(groups * size_of::<WholeGroup>() / 4);
+    // Both are made of four-byte numbers, so this always succeeds.
+    let Ok(wholes) = <[WholeGroup]>::mut_from_bytes(wholes.as_mut_bytes()) else { return (&[], &[]) };
+    for ((whole, unit), x) in wholes.iter_mut().zip(units.iter_mut()).zip(x.chunks(GROUP)) {
+        // As whole numbers the magnitudes of floats keep their order, and NaN is the largest.
+        let largest = f32::from_bits(x.iter().fold(0, |m, x| m.max(x.to_bits() & 0x7fff_ffff)));
+        let factor;
+        (*unit, factor) = if !largest.is_finite() {
+            (f32::NAN, 0.0)
+        } else if largest < WHOLE_TINY {
+            (0.0, 0.0)
+        } else {
+            (largest / WHOLE_MAX, WHOLE_MAX / largest)
+        };
+        let mut rounded = [0i32; GROUP];
+        for (rounded, &x) in rounded.iter_mut().zip(x) {
+            let x = if unit.is_nan() { 0.0 } else { x };
+            *rounded = (x * factor + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
+        }
+        for (i, pair) in rounded.chunks_exact(2).enumerate() {
+            let low = [pair[0] as i8, pair[1] as i8];
+            let high = [0, 1].map(|i| ((pair[i] - i32::from(low[i])) >> 8) as i8);
+            ([whole.even_low[i], whole.odd_low[i]], [whole.even_high[i], whole.odd_high[i]]) = (low, high);
+        }
+        for (bias, eight) in whole.bias.iter_mut().zip(rounded.chunks_exact(8)) {
+            *bias = -8 * eight.iter().sum::<i32>();
+        }
+    }
+    (wholes, units)
+}
+
+/// See [`Kernels::rows_q4_fast`](crate::kernels::Kernels::rows_q4_fast). Lane j of a group is the exact sum of its
+/// elements 8j .. 8j + 8; the lanes of all groups are combined in order, `total = fma(lane, scale · unit, total)`, and
+/// reduced by halving.
+#[inline(always)]
+pub fn rows_q4_fast(payload: &[u8], scales: &[u16], x: &[f32], scratch: &mut [f32], out: &mut [f32]) {
+    let (wholes, units) = to_whole(x, scratch);
+    let rows = payload.chunks_exact(wholes.len() * GROUP / 2).zip(scales.chunks_exact(wholes.len()));
+    for (out, (row, scales)) in out.iter_mut().zip(rows) {
+        let mut total = [0.0f32; LANES];
+        let groups = row.chunks_exact(GROUP / 2).zip(wholes).zip(units.iter().zip(scales));
+        for ((bytes, whole), (unit, &scale)) in groups {
+            let factor = f16_to_f32(scale) * unit;
+            for (j, total) in total.iter_mut().enumerate() {
+                let (mut high, mut low) = (0, whole.bias[j]);
+                for i in 4 * j..4 * j + 4 {
+                    let (even, odd) = (i32::from(bytes[i] & 15), i32::from(bytes[i] >> 4));
+                    high += even * i32::from(whole.even_high[i]) + odd * i32::from(whole.odd_high[i]);
+                    low += even * i32::from(whole.even_low[i]) + odd * i32::from(whole.odd_low[i]);
+                }
+                *total = ((high * 256 + low) as f32).mul_add(factor, *total);
+            }
+        }
+        *out = reduce(total);
+    }
+}
