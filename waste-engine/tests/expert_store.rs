@@ -150,7 +150,7 @@ fn a_failed_read_is_an_error_that_names_the_expert_and_nothing_stays_pinned() {
 #[test]
 fn a_read_that_panics_is_an_error_and_the_readers_go_on() {
     let (fake, store) = store(8, 1);
-    for bad in 0..4 {
+    for bad in 10..14 {
         *fake.panicking.lock().unwrap() = Some(ExpertId { moe: 0, expert: bad });
         let error = visit(&store, &ids(0, [bad])).unwrap_err();
         assert!(matches!(error, EngineError::ReadPanicked { moe: 0, expert } if expert == bad), "{error}");

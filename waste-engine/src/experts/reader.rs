@@ -218,11 +218,11 @@ impl ExpertStore {
             return;
         }
         let mut state = self.shared.lock();
-        for id in ids {
+        for (rank, id) in ids.enumerate() {
             if state.ahead_in_flight >= self.slots() / 4 {
                 return;
             }
-            if let Some(slot) = state.cache.ahead(id) {
+            if let Some(slot) = state.cache.ahead(id, rank) {
                 state.ahead.push_back(Job { slot, ahead: true });
                 state.ahead_in_flight += 1;
                 state.stats.ahead_reads += 1;
@@ -231,7 +231,7 @@ impl ExpertStore {
         }
     }
 
-    /// Demands experts and hands them to `use_experts`, each with its position in `ids`, in the order in which they
+    /// Demands experts of a layer and hands them to `use_experts`, each with its position in `ids`, in the order in which they
     /// arrive: as many at a time as are there, but no more than `most`. `issued` runs once, when the first reads are on
     /// their way. At most half of the slots are in flight at a time. Stops at the first failure.
     pub fn for_each(
@@ -244,6 +244,9 @@ impl ExpertStore {
         let window = (self.slots() / 2).max(1);
         let mut pending = Pending { store: self, demands: Vec::with_capacity(window.min(ids.len())) };
         let mut batch = Vec::with_capacity(most.min(ids.len()));
+        if let Some(first) = ids.first() {
+            self.shared.lock().cache.begin(first.moe);
+        }
         let mut next = 0;
         let mut issued = Some(issued);
         loop {
@@ -308,7 +311,7 @@ impl<'a> Pending<'a> {
                 state.stats.hits += 1;
                 slot
             }
-            Demand::Ahead(slot) => {
+            Demand::Ahead(slot, _) => {
                 state.stats.ahead_hits += 1;
                 // Still waiting behind others: it is a demand now.
                 if let Some(at) = state.ahead.iter().position(|job| job.slot == slot) {
