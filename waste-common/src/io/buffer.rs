@@ -19,7 +19,7 @@ pub struct AlignedBuf {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot allocate a buffer of {bytes} bytes; lower the budget")]
 pub struct OutOfMemory {
-    bytes: usize,
+    pub(super) bytes: usize,
 }
 
 impl Coded for OutOfMemory {

@@ -4,11 +4,13 @@
 //! Experts are read past the page cache so that the RAM a budget counts is the RAM that is used: a cached copy in
 //! the kernel would compete with the engine's own cache and hide its misses.
 
+mod arena;
 mod buffer;
 mod file;
 mod filesystem;
 mod write;
 
+pub use arena::{Arena, SlotMut, SlotRef};
 pub use buffer::{AlignedBuf, OutOfMemory};
 pub use file::{Bypass, PlainFile, ReadError, ReadFile};
 pub use filesystem::{FileSystem, filesystem};
