@@ -13,7 +13,7 @@ use waste_common::tensors;
 use crate::compute::Compute;
 use crate::error::EngineError;
 use crate::experts::source::{BankSource, CheckpointSource, Codebooks, ExpertFormat};
-use crate::experts::{ExpertSource, ExpertStore, ReadStats, StoreOptions};
+use crate::experts::{ExpertId, ExpertSource, ExpertStore, ReadStats, StoreOptions, Usage};
 use crate::kernels::Kernels;
 use crate::layers::attn_res::AttnRes;
 use crate::layers::ffn::Ffn;
@@ -180,6 +180,15 @@ impl Engine {
     /// What the expert store has done since open.
     pub fn read_stats(&self) -> ReadStats {
         self.store.as_ref().map(ExpertStore::stats).unwrap_or_default()
+    }
+
+    /// Adds what the model's tokens have used since open.
+    pub fn learn(&self, usage: &mut Usage) {
+        let Some(store) = &self.store else { return };
+        let layers: Vec<u16> = self.config.moe_layers().filter_map(|layer| layer.try_into().ok()).collect();
+        let (tokens, uses) = store.uses();
+        let place = |id: ExpertId| Some((*layers.get(id.moe as usize)?, u16::try_from(id.expert).ok()?));
+        usage.learn(u64::from(tokens), uses.into_iter().filter_map(|(id, uses)| Some((place(id)?, uses))));
     }
 
     /// An empty sequence. All its memory is allocated here.
@@ -541,7 +550,20 @@ fn open_experts(
         }
     };
     let store = StoreOptions { slots: options.cache_slots, readers: options.readers };
-    Ok((format, Some(ExpertStore::new(experts, store)?)))
+    let store = ExpertStore::new(experts, store)?;
+    let layers: Vec<usize> = config.moe_layers().collect();
+    store.warm(&shares(options.usage.as_deref(), &layers, config.moe.as_ref().map_or(0, |moe| moe.experts)));
+    Ok((format, Some(store)))
+}
+
+/// What was learned of the experts that there are.
+fn shares(usage: Option<&Usage>, layers: &[usize], experts: usize) -> Vec<(ExpertId, f32)> {
+    let shares = usage.into_iter().flat_map(Usage::shares);
+    let id = |(layer, expert): (u16, u16)| {
+        let moe = layers.binary_search(&usize::from(layer)).ok()? as u32;
+        (usize::from(expert) < experts).then_some(ExpertId { moe, expert: u32::from(expert) })
+    };
+    shares.filter_map(|(place, share)| Some((id(place)?, share))).collect()
 }
 
 /// The manifest's banks must be those of the configuration.

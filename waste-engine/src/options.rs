@@ -7,6 +7,7 @@ use waste_common::io::Bypass;
 use waste_common::plan::{KvType, PlanOptions};
 
 use crate::error::EngineError;
+use crate::experts::Usage;
 
 /// Most reads in flight.
 const READERS_MAX: usize = 64;
@@ -98,6 +99,8 @@ pub struct EngineOptions {
     pub readers: usize,
     /// Experts of the next layer read ahead; 0 for none.
     pub lookahead: usize,
+    /// What was learned of the model's experts, to warm the cache with.
+    pub usage: Option<Arc<Usage>>,
     /// Whether expert reads bypass the page cache.
     pub bypass: Bypass,
     /// Whether every record's payload checksum is checked as it is read.
@@ -120,6 +123,7 @@ impl Default for EngineOptions {
             cache_slots: 64,
             readers: 4,
             lookahead: 6,
+            usage: None,
             bypass: Bypass::On,
             verify: false,
             cancelled: Arc::default(),

@@ -101,21 +101,10 @@ fn sample(
     }
     let seconds = start.elapsed().as_secs_f64();
     let major_faults = major_faults().unwrap_or(0).saturating_sub(faults);
-    let reads = since(before, engine.read_stats());
+    let reads = engine.read_stats().since(&before);
     Ok(Sample { tokens, seconds, reads, parts: parts(&profile, session.profile()), major_faults })
 }
 
 fn parts(before: &Profile, after: &Profile) -> [f64; Part::ALL.len()] {
     Part::ALL.map(|part| (after.spent(part) - before.spent(part)).as_secs_f64())
-}
-
-fn since(before: ReadStats, after: ReadStats) -> ReadStats {
-    ReadStats {
-        hits: after.hits - before.hits,
-        ahead_hits: after.ahead_hits - before.ahead_hits,
-        misses: after.misses - before.misses,
-        ahead_reads: after.ahead_reads - before.ahead_reads,
-        bytes_read: after.bytes_read - before.bytes_read,
-        stall_nanos: after.stall_nanos - before.stall_nanos,
-    }
 }

@@ -72,6 +72,8 @@ struct Known {
     used: u32,
     /// Decayed uses as of then: slow, quick.
     uses: [f32; 2],
+    /// All uses.
+    demands: u32,
 }
 
 /// What became of a demand.
@@ -108,7 +110,7 @@ impl Cache {
     /// A cache of `slots` slots for layers with so many experts each.
     pub fn new(slots: usize, experts: &[usize]) -> Self {
         let nothing = Entry { id: ExpertId { moe: 0, expert: 0 }, phase: Phase::Empty, pins: 0, ahead: None };
-        let unknown = Known { slot: NOWHERE, used: 0, uses: [0.0; 2] };
+        let unknown = Known { slot: NOWHERE, used: 0, uses: [0.0; 2], demands: 0 };
         let layers = experts.len();
         let left = |half_life: f64, age: usize| (-(age as f64) / half_life).exp2() as f32;
         Cache {
@@ -188,10 +190,29 @@ impl Cache {
     /// Claims an empty slot for an expert that nobody has asked for; `None` if it is there already or no slot is
     /// empty.
     pub fn warm(&mut self, id: ExpertId) -> Option<Slot> {
-        if self.find(id).is_some() || self.empty.is_empty() {
+        if self.find(id).is_some() || self.is_full() {
             return None;
         }
         self.claim(id)
+    }
+
+    /// Whether every slot is claimed.
+    pub fn is_full(&self) -> bool {
+        self.empty.is_empty()
+    }
+
+    /// Tokens begun.
+    pub fn tokens(&self) -> u32 {
+        self.token
+    }
+
+    /// How often each expert was demanded, if it ever was.
+    pub fn uses(&self) -> impl Iterator<Item = (ExpertId, u32)> + '_ {
+        (0u32..).zip(&self.known).flat_map(|(moe, known)| {
+            let uses =
+                (0u32..).zip(known).map(move |(expert, known)| (ExpertId { moe, expert }, known.demands));
+            uses.filter(|&(_, uses)| uses > 0)
+        })
     }
 
     /// Says how often an expert was used before this cache was, as a share of all tokens.
@@ -260,6 +281,7 @@ impl Cache {
         let known = &mut self.known[id.moe as usize][id.expert as usize];
         known.used = token;
         known.uses = [slow + 1.0, quick + 1.0];
+        known.demands = known.demands.saturating_add(1);
     }
 
     /// What is lost with a slot's expert.

@@ -1,17 +1,20 @@
 //! The expert store: reader threads that fill cache slots, and the one consumer that uses them.
 //!
 //! All experts a layer needs are demanded at once, then taken in the order in which their reads end. Without
-//! reader threads the taker reads them itself.
+//! reader threads the taker reads them itself. Demands are read first, then what a lookahead asked for, then what warms
+//! the cache. Once the store is open, it allocates nothing and starts no thread.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use waste_common::io::{AlignedBuf, OutOfMemory};
+use arrayvec::ArrayVec;
+use waste_common::io::{Arena, SlotRef};
 
 use super::cache::{Cache, Demand, ExpertId, Phase, Slot};
 use super::source::ExpertSource;
+use super::stats::{RANKS, ReadStats};
 use crate::error::EngineError;
 
 /// How the store reads.
@@ -23,26 +26,12 @@ pub struct StoreOptions {
     pub readers: usize,
 }
 
-/// What the store has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReadStats {
-    /// Demands met by the cache.
-    pub hits: u64,
-    /// Demands met by a record that a lookahead had asked for.
-    pub ahead_hits: u64,
-    /// Demands that had to be read.
-    pub misses: u64,
-    /// Records read ahead of a demand.
-    pub ahead_reads: u64,
-    /// Bytes read from the source.
-    pub bytes_read: u64,
-    /// Nanoseconds the consumer waited for reads.
-    pub stall_nanos: u64,
-}
+/// Most experts that are handed out together.
+const BATCH: usize = 64;
 
 struct Shared {
     source: Box<dyn ExpertSource>,
-    slots: Box<[RwLock<AlignedBuf>]>,
+    slots: Arena,
     state: Mutex<State>,
     /// A read has ended.
     ended: Condvar,
@@ -54,8 +43,17 @@ struct State {
     cache: Cache,
     demanded: VecDeque<Job>,
     ahead: VecDeque<Job>,
-    /// Reads ahead that have not ended.
+    /// What the cache is to be warmed with, the most used last.
+    warm: Vec<ExpertId>,
+    /// Reads ahead, and reads that warm, that have not ended.
     ahead_in_flight: usize,
+    warm_in_flight: usize,
+    /// The last lookahead.
+    guess: Guess,
+    /// Readers that have not yet touched their share of the slots.
+    touching: usize,
+    /// The demands of a consumer, kept for the next one.
+    spare: Vec<(usize, Slot)>,
     errors: Vec<Option<EngineError>>,
     stats: ReadStats,
     closing: bool,
@@ -64,7 +62,35 @@ struct State {
 #[derive(Clone, Copy)]
 struct Job {
     slot: Slot,
-    ahead: bool,
+    why: Why,
+}
+
+/// Why a record is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Why {
+    Demand,
+    Ahead,
+    Warm,
+}
+
+/// The surest experts of a lookahead.
+#[derive(Clone, Copy, Default)]
+struct Guess {
+    ids: [Option<ExpertId>; RANKS],
+}
+
+impl Guess {
+    /// Counts which of the guesses were right, now that a layer's experts are known.
+    fn judge(&mut self, ids: &[ExpertId], stats: &mut ReadStats) {
+        let Some(first) = self.ids[0] else { return };
+        if ids.first().is_some_and(|id| id.moe == first.moe) {
+            for (rank, id) in self.ids.iter().flatten().enumerate() {
+                stats.rank(rank).guessed += 1;
+                stats.rank(rank).right += u64::from(ids.contains(id));
+            }
+        }
+        *self = Guess::default();
+    }
 }
 
 /// A source of experts behind a bounded cache.
@@ -80,13 +106,13 @@ pub struct ExpertStore {
 pub struct ExpertRef<'a> {
     shared: &'a Shared,
     slot: Slot,
-    record: RwLockReadGuard<'a, AlignedBuf>,
+    record: SlotRef<'a>,
 }
 
 impl ExpertRef<'_> {
     /// The record, as its source laid it out.
     pub fn bytes(&self) -> &[u8] {
-        self.record.bytes()
+        &self.record
     }
 }
 
@@ -103,8 +129,7 @@ impl Shared {
     }
 
     fn read_into(&self, slot: Slot, id: ExpertId) -> Result<u64, EngineError> {
-        let mut buffer = self.slots[slot].write().unwrap_or_else(PoisonError::into_inner);
-        self.source.read(id, &mut buffer)
+        self.source.read(id, &mut self.slots.write(slot))
     }
 
     /// Reads a claimed slot and says so, even if the source panics.
@@ -115,18 +140,49 @@ impl Shared {
         filling.result = self.read_into(job.slot, id);
     }
 
-    fn next_job(&self) -> Option<Job> {
+    /// Touches one reader's share of the slots, so that no read has to wait for the system to provide a page.
+    fn touch(&self, reader: usize, readers: usize) {
+        for slot in (reader..self.slots.slots()).step_by(readers) {
+            if self.lock().closing {
+                return;
+            }
+            self.slots.touch(slot);
+        }
+        self.lock().touching -= 1;
+        self.work.notify_all();
+    }
+
+    /// What a reader is to do next; `None` when the store closes. At most `warming` reads warm the cache at a time, so
+    /// that a demand finds a reader at once.
+    fn next_job(&self, warming: usize) -> Option<Job> {
         let mut state = self.lock();
         loop {
             if state.closing {
                 return None;
             }
-            let State { demanded, ahead, .. } = &mut *state;
-            if let Some(job) = demanded.pop_front().or_else(|| ahead.pop_front()) {
-                return Some(job);
+            if state.touching == 0 {
+                let State { demanded, ahead, .. } = &mut *state;
+                let job = demanded.pop_front().or_else(|| ahead.pop_front());
+                if let Some(job) = job.or_else(|| state.warm(warming)) {
+                    return Some(job);
+                }
             }
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+impl State {
+    /// The next read that warms the cache, while there are empty slots.
+    fn warm(&mut self, most: usize) -> Option<Job> {
+        while self.warm_in_flight < most && !self.cache.is_full() {
+            if let Some(slot) = self.cache.warm(self.warm.pop()?) {
+                self.warm_in_flight += 1;
+                self.stats.warm_reads += 1;
+                return Some(Job { slot, why: Why::Warm });
+            }
+        }
+        None
     }
 }
 
@@ -139,9 +195,10 @@ struct Filling<'a> {
 
 impl Drop for Filling<'_> {
     fn drop(&mut self) {
-        let Job { slot, ahead } = self.job;
+        let Job { slot, why } = self.job;
         let mut state = self.shared.lock();
-        state.ahead_in_flight -= usize::from(ahead);
+        state.ahead_in_flight -= usize::from(why == Why::Ahead);
+        state.warm_in_flight -= usize::from(why == Why::Warm);
         match std::mem::replace(&mut self.result, Ok(0)) {
             Ok(bytes) => {
                 state.stats.bytes_read += bytes;
@@ -157,21 +214,28 @@ impl Drop for Filling<'_> {
 }
 
 impl ExpertStore {
-    /// Opens a store; its slots are allocated once, here.
+    /// Opens a store; its slots are allocated once, here, and touched by the readers before they read.
     pub fn new(source: Box<dyn ExpertSource>, options: StoreOptions) -> Result<Self, EngineError> {
-        let slots = options.slots.max(1);
-        let record = source.record_bytes();
+        let StoreOptions { slots, readers: reader_count } = options;
+        let slots = slots.max(1);
         let experts: Vec<usize> = source.experts().to_vec();
-        let buffers: Result<_, OutOfMemory> =
-            (0..slots).map(|_| AlignedBuf::zeroed(record).map(RwLock::new)).collect();
+        let arena = Arena::new(slots, source.record_bytes())?;
+        if reader_count == 0 {
+            (0..slots).for_each(|slot| arena.touch(slot));
+        }
         let shared = Arc::new(Shared {
             source,
-            slots: buffers?,
+            slots: arena,
             state: Mutex::new(State {
                 cache: Cache::new(slots, &experts),
                 demanded: VecDeque::with_capacity(slots),
                 ahead: VecDeque::with_capacity(slots),
+                warm: Vec::new(),
                 ahead_in_flight: 0,
+                warm_in_flight: 0,
+                guess: Guess::default(),
+                touching: reader_count,
+                spare: Vec::with_capacity((slots / 2).max(1)),
                 errors: (0..slots).map(|_| None).collect(),
                 stats: ReadStats::default(),
                 closing: false,
@@ -179,26 +243,28 @@ impl ExpertStore {
             ended: Condvar::new(),
             work: Condvar::new(),
         });
-        let mut readers = Vec::with_capacity(options.readers);
-        for number in 0..options.readers {
-            let shared = Arc::clone(&shared);
+        // Closes what was begun if a thread cannot be had.
+        let mut store = ExpertStore { shared, readers: Vec::with_capacity(reader_count) };
+        for number in 0..reader_count {
+            let shared = Arc::clone(&store.shared);
             let reader = std::thread::Builder::new()
                 .name(format!("waste-read-{number}"))
                 .spawn(move || {
-                    while let Some(job) = shared.next_job() {
+                    shared.touch(number, reader_count);
+                    while let Some(job) = shared.next_job((reader_count / 2).max(1)) {
                         // A panic was said by the hook and recorded as a failure; later reads need this thread.
                         let _ = catch_unwind(AssertUnwindSafe(|| shared.fill(job)));
                     }
                 })
                 .map_err(|source| EngineError::Thread { what: "an expert reader", source })?;
-            readers.push(reader);
+            store.readers.push(reader);
         }
-        Ok(ExpertStore { shared, readers })
+        Ok(store)
     }
 
     /// Number of cache slots.
     pub fn slots(&self) -> usize {
-        self.shared.slots.len()
+        self.shared.slots.slots()
     }
 
     /// Counters since open.
@@ -211,6 +277,35 @@ impl ExpertStore {
         self.shared.source.direct_io()
     }
 
+    /// Says which shares of all tokens used experts before, and fills the empty slots with the most used ones in the
+    /// background; with all experts if they fit. Nothing waits for it, so without reader threads nothing is read.
+    pub fn warm(&self, shares: &[(ExpertId, f32)]) {
+        let experts = self.shared.source.experts();
+        let mut order = shares.to_vec();
+        order.sort_by(|a, b| b.1.total_cmp(&a.1).then((a.0.moe, a.0.expert).cmp(&(b.0.moe, b.0.expert))));
+        let mut warm: Vec<ExpertId> = order.iter().map(|&(id, _)| id).collect();
+        if experts.iter().sum::<usize>() <= self.slots() {
+            warm.extend(
+                (0u32..)
+                    .zip(experts)
+                    .flat_map(|(moe, &count)| (0..count as u32).map(move |expert| ExpertId { moe, expert })),
+            );
+        }
+        warm.reverse();
+        let mut state = self.shared.lock();
+        for &(id, share) in shares {
+            state.cache.recall(id, share);
+        }
+        state.warm = warm;
+        self.shared.work.notify_all();
+    }
+
+    /// Tokens, and how often each expert was demanded by them, since open: a chunk of a prompt counts as one token.
+    pub fn uses(&self) -> (u32, Vec<(ExpertId, u32)>) {
+        let state = self.shared.lock();
+        (state.cache.tokens(), state.cache.uses().collect())
+    }
+
     /// Asks for experts that will probably be needed, without pinning them; at most a quarter of the slots is
     /// given to them at a time. Nothing waits for them, so without reader threads nothing is read.
     pub fn look_ahead(&self, ids: impl Iterator<Item = ExpertId>) {
@@ -218,22 +313,26 @@ impl ExpertStore {
             return;
         }
         let mut state = self.shared.lock();
+        state.guess = Guess::default();
         for (rank, id) in ids.enumerate() {
-            if state.ahead_in_flight >= self.slots() / 4 {
-                return;
+            if let Some(guess) = state.guess.ids.get_mut(rank) {
+                *guess = Some(id);
             }
-            if let Some(slot) = state.cache.ahead(id, rank) {
-                state.ahead.push_back(Job { slot, ahead: true });
+            if state.ahead_in_flight < self.slots() / 4
+                && let Some(slot) = state.cache.ahead(id, rank)
+            {
+                state.ahead.push_back(Job { slot, why: Why::Ahead });
                 state.ahead_in_flight += 1;
                 state.stats.ahead_reads += 1;
+                state.stats.rank(rank).read += 1;
                 self.shared.work.notify_one();
             }
         }
     }
 
-    /// Demands experts of a layer and hands them to `use_experts`, each with its position in `ids`, in the order in which they
-    /// arrive: as many at a time as are there, but no more than `most`. `issued` runs once, when the first reads are on
-    /// their way. At most half of the slots are in flight at a time. Stops at the first failure.
+    /// Demands experts of a layer and hands them to `use_experts`, each with its position in `ids`, in the order in which
+    /// they arrive: as many at a time as are there, but no more than `most`. `issued` runs once, when the first reads are
+    /// on their way. At most half of the slots are in flight at a time. Stops at the first failure.
     pub fn for_each(
         &self,
         ids: &[ExpertId],
@@ -242,11 +341,9 @@ impl ExpertStore {
         mut use_experts: impl FnMut(&[(usize, ExpertRef)]) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let window = (self.slots() / 2).max(1);
-        let mut pending = Pending { store: self, demands: Vec::with_capacity(window.min(ids.len())) };
-        let mut batch = Vec::with_capacity(most.min(ids.len()));
-        if let Some(first) = ids.first() {
-            self.shared.lock().cache.begin(first.moe);
-        }
+        let mut pending = self.begin(ids);
+        let mut batch = ArrayVec::<_, BATCH>::new();
+        let most = most.min(BATCH);
         let mut next = 0;
         let mut issued = Some(issued);
         loop {
@@ -273,10 +370,22 @@ impl ExpertStore {
         }
     }
 
-    /// Nothing is demanded, yet no slot was free: only reads ahead hold them, and they end by themselves.
+    /// It is the turn of a layer that needs these experts.
+    fn begin(&self, ids: &[ExpertId]) -> Pending<'_> {
+        let mut state = self.shared.lock();
+        let State { cache, guess, stats, spare, .. } = &mut *state;
+        if let Some(first) = ids.first() {
+            cache.begin(first.moe);
+        }
+        guess.judge(ids, stats);
+        Pending { store: self, demands: std::mem::take(spare) }
+    }
+
+    /// Nothing is demanded, yet no slot was free: only reads that nobody waits for hold them, and they end by
+    /// themselves.
     fn wait_for_room(&self) -> Result<(), EngineError> {
         let state = self.shared.lock();
-        if state.ahead_in_flight == 0 {
+        if state.ahead_in_flight + state.warm_in_flight == 0 {
             return Err(EngineError::NoSlot { slots: self.slots() });
         }
         drop(self.shared.ended.wait(state).unwrap_or_else(PoisonError::into_inner));
@@ -311,18 +420,19 @@ impl<'a> Pending<'a> {
                 state.stats.hits += 1;
                 slot
             }
-            Demand::Ahead(slot, _) => {
+            Demand::Ahead(slot, rank) => {
                 state.stats.ahead_hits += 1;
+                state.stats.rank(rank).used += 1;
                 // Still waiting behind others: it is a demand now.
                 if let Some(at) = state.ahead.iter().position(|job| job.slot == slot) {
                     state.ahead.remove(at);
-                    state.demanded.push_back(Job { slot, ahead: true });
+                    state.demanded.push_back(Job { slot, why: Why::Ahead });
                 }
                 slot
             }
             Demand::Miss(slot) => {
                 state.stats.misses += 1;
-                state.demanded.push_back(Job { slot, ahead: false });
+                state.demanded.push_back(Job { slot, why: Why::Demand });
                 shared.work.notify_one();
                 slot
             }
@@ -353,7 +463,7 @@ impl<'a> Pending<'a> {
                     return Err(error.unwrap_or(EngineError::NoSlot { slots: self.store.slots() }));
                 }
                 drop(state);
-                let record = shared.slots[slot].read().unwrap_or_else(PoisonError::into_inner);
+                let record = shared.slots.read(slot);
                 return Ok(Some((position, ExpertRef { shared, slot, record })));
             }
             if !wait {
@@ -380,6 +490,8 @@ impl Drop for Pending<'_> {
         for &(_, slot) in &self.demands {
             state.cache.unpin(slot);
         }
+        self.demands.clear();
+        state.spare = std::mem::take(&mut self.demands);
     }
 }
 

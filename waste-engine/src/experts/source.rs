@@ -3,7 +3,7 @@
 use waste_common::checkpoint::Checkpoint;
 use waste_common::config::ModelConfig;
 use waste_common::container::{Bank, Container, Expected, Geometry, LayerCodebooks, RecordView};
-use waste_common::io::{AlignedBuf, Bypass, ReadFile};
+use waste_common::io::{Bypass, ReadFile};
 use waste_common::plan::scratch::ExpertStorage;
 use waste_common::quant::vq::IndexBits;
 use waste_common::tensors::ExpertKind;
@@ -24,8 +24,8 @@ pub trait ExpertSource: Send + Sync {
     /// Whether reads go past the page cache.
     fn direct_io(&self) -> bool;
 
-    /// Fills a slot with an expert's record and checks it; returns the bytes read.
-    fn read(&self, id: ExpertId, slot: &mut AlignedBuf) -> Result<u64, EngineError>;
+    /// Fills a slot, [record_bytes] from a page on, with an expert's record and checks it; returns the bytes read.
+    fn read(&self, id: ExpertId, slot: &mut [u8]) -> Result<u64, EngineError>;
 }
 
 /// How a record holds its three matrices.
@@ -169,7 +169,7 @@ impl ExpertSource for BankSource {
         self.banks.iter().all(|(.., file)| file.bypass())
     }
 
-    fn read(&self, id: ExpertId, slot: &mut AlignedBuf) -> Result<u64, EngineError> {
+    fn read(&self, id: ExpertId, slot: &mut [u8]) -> Result<u64, EngineError> {
         let (layer, bank, file) = &self.banks[id.moe as usize];
         let locate = |source: EngineError| EngineError::Expert {
             layer: *layer as usize,
@@ -177,7 +177,7 @@ impl ExpertSource for BankSource {
             source: Box::new(source),
         };
         let offset = u64::from(id.expert) * self.record_bytes() as u64;
-        file.read_at(offset, slot.bytes_mut()).map_err(|error| locate(error.into()))?;
+        file.read_at(offset, slot).map_err(|error| locate(error.into()))?;
         let expected = Expected {
             file: file.path(),
             layer: *layer as u16,
@@ -186,7 +186,7 @@ impl ExpertSource for BankSource {
             codebook_count: self.codebook_count,
             geometry: &self.geometry,
         };
-        let record = RecordView::check(slot.bytes(), &expected)?;
+        let record = RecordView::check(slot, &expected)?;
         if self.verify {
             record.verify_crc(&expected)?;
         }
@@ -228,9 +228,9 @@ impl ExpertSource for CheckpointSource {
         false
     }
 
-    fn read(&self, id: ExpertId, slot: &mut AlignedBuf) -> Result<u64, EngineError> {
+    fn read(&self, id: ExpertId, slot: &mut [u8]) -> Result<u64, EngineError> {
         let layer = self.layers[id.moe as usize];
-        let matrices = slot.bytes_mut().chunks_exact_mut(4 * self.elements);
+        let matrices = slot.chunks_exact_mut(4 * self.elements);
         for (kind, out) in ExpertKind::ALL.into_iter().zip(matrices) {
             let values = self.checkpoint.read_expert(&self.config, layer, id.expert as usize, kind)?;
             out.copy_from_slice(values.as_bytes());
