@@ -266,7 +266,11 @@ mod tests {
         }
         // An emulator keeps the mappings its own way.
         if resident > 0 {
-            assert!(resident >= 3 * bytes && resident <= 3 * bytes + (1 << 20), "{resident} of {}", 3 * bytes);
+            assert!(
+                resident >= 3 * bytes && resident <= 3 * bytes + (1 << 20),
+                "{resident} of {}",
+                3 * bytes
+            );
         }
     }
 }

@@ -96,7 +96,7 @@ pub fn major_faults() -> Option<u64> {
 }
 
 /// `majflt`, field 12 of proc/self/stat. The name, field 2, stands in parentheses and may contain anything.
-fn stat_major_faults(stat: &str) -> Option<u64> {
+pub(super) fn stat_major_faults(stat: &str) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     after_name.split_whitespace().nth(9)?.parse().ok()
 }

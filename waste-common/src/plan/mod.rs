@@ -98,6 +98,14 @@ impl MemoryPlan {
         self.expert_cache_bytes >= self.experts_bytes
     }
 
+    /// The next lower budget that is worth trying where this one makes the machine page: a whole number of working sets
+    /// above the floor; `None` at the floor.
+    pub fn lower_budget(&self) -> Option<u64> {
+        let above = self.taken_bytes().saturating_sub(self.floor_bytes);
+        let sets = above.checked_sub(1)?.checked_div(self.working_set_bytes).unwrap_or(0);
+        Some(self.floor_bytes + sets * self.working_set_bytes)
+    }
+
     /// What a run really takes, in bytes: a budget may be more than all experts need.
     pub fn taken_bytes(&self) -> u64 {
         let cache = self.cache_slots.saturating_mul(self.record_bytes);

@@ -30,6 +30,22 @@ fn gib(bytes: u64) -> String {
     format!("{:.2}", bytes as f64 / GIB as f64)
 }
 
+/// Where a budget makes the machine page, the next lower one is a working set less, down to the floor.
+#[test]
+fn a_lower_budget_is_whole_working_sets_above_the_floor() {
+    let plan = |budget| on(LINEAR, 64 * GIB, &with_budget(budget)).unwrap();
+    let auto = plan(Budget::Auto);
+    let (floor, set) = (auto.floor_bytes, auto.working_set_bytes);
+    assert_eq!((auto.budget_bytes, auto.lower_budget()), (floor + 3 * set, Some(floor + 2 * set)));
+    let lower = |bytes| plan(Budget::Bytes(bytes)).lower_budget();
+    assert_eq!(lower(floor + set), Some(floor));
+    assert_eq!(lower(floor + set / 2), Some(floor));
+    assert_eq!(lower(floor), None);
+    // What is beyond all experts is not taken in the first place.
+    let lower = lower(60 * GIB).unwrap();
+    assert!(lower < auto.experts_bytes + floor && lower + set >= auto.experts_bytes, "{lower}");
+}
+
 #[test]
 fn the_checkpoint_of_k3_comes_out_to_the_byte() {
     assert_eq!(sizes(K3).checkpoint_bytes, Some(1_560_860_324_864));
