@@ -78,6 +78,12 @@ pub struct ModelArgs {
     /// Check the checksum of every expert record as it is read (containers)
     #[arg(long, help_heading = "Compute and I/O")]
     pub verify: bool,
+    /// Learn which experts the run uses, so that later runs begin with them (containers)
+    #[arg(long, help_heading = "Compute and I/O")]
+    pub learn: bool,
+    /// Where that is kept [default: usage.waste in the container]
+    #[arg(long, value_name = "FILE", help_heading = "Compute and I/O")]
+    pub usage: Option<PathBuf>,
     /// Read experts through the page cache
     #[arg(long, help_heading = "Compute and I/O")]
     pub no_direct_io: bool,

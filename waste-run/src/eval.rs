@@ -7,7 +7,7 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Serialize;
 use waste_common::cli::{Exit, Failure, Output, resolve_model};
 use waste_common::files::{AtomicFile, FileError};
-use waste_common::machine::peak_rss_bytes;
+use waste_common::machine::{Paging, peak_rss_bytes};
 use waste_engine::tokenizer::Tokenizer;
 use waste_engine::{EngineError, Wanted};
 
@@ -21,6 +21,7 @@ struct Report {
     top: Vec<Candidate>,
     budget_bytes: u64,
     peak_rss_bytes: Option<u64>,
+    paging: Option<Paging>,
 }
 
 #[derive(Serialize)]
@@ -89,7 +90,9 @@ pub fn run(args: EvalArgs, output: &Output) -> Result<Exit, Failure> {
         top: top(&last, args.top, text),
         budget_bytes: opened.plan.budget_bytes,
         peak_rss_bytes: peak_rss_bytes(),
+        paging: opened.paging(),
     };
+    opened.learn()?;
     if output.json() {
         output.result(&report)?;
         return Ok(Exit::Done);

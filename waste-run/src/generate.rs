@@ -6,7 +6,8 @@ use serde::Serialize;
 use waste_common::cli::{Exit, Failure, Output, resolve_model};
 use waste_common::config::{ModelConfig, read_eos};
 use waste_common::json::{self, MANIFEST_BYTES_MAX};
-use waste_common::machine::peak_rss_bytes;
+use waste_common::machine::{Paging, peak_rss_bytes};
+use waste_engine::experts::Rank;
 use waste_engine::sampler::{Mask, SamplerOptions};
 use waste_engine::tokenizer::{Tokenizer, TokenizerError};
 use waste_engine::{EngineError, Finish, Request};
@@ -29,6 +30,8 @@ struct Report<'a> {
     expert_ahead_hits: u64,
     expert_misses: u64,
     expert_ahead_reads: u64,
+    expert_warm_reads: u64,
+    lookahead: &'a [Rank],
     stall_seconds: f64,
     bytes_read: u64,
     direct_io: bool,
@@ -40,6 +43,7 @@ struct Report<'a> {
     ctx: usize,
     budget_bytes: u64,
     peak_rss_bytes: Option<u64>,
+    paging: Option<Paging>,
 }
 
 #[derive(Serialize)]
@@ -147,6 +151,8 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
         expert_ahead_hits: reads.ahead_hits,
         expert_misses: reads.misses,
         expert_ahead_reads: reads.ahead_reads,
+        expert_warm_reads: reads.warm_reads,
+        lookahead: reads.guessed_ranks(),
         stall_seconds: reads.stall_nanos as f64 * 1e-9,
         bytes_read: reads.bytes_read,
         direct_io: engine.direct_io(),
@@ -158,7 +164,9 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
         ctx: opened.plan.ctx,
         budget_bytes: opened.plan.budget_bytes,
         peak_rss_bytes: peak_rss_bytes(),
+        paging: opened.paging(),
     };
+    opened.learn()?;
     if output.json() {
         output.result(&report)?;
     } else if tokenizer.is_some() {

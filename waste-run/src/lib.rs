@@ -6,6 +6,7 @@ mod eval;
 mod generate;
 mod info;
 mod input;
+mod learn;
 mod open;
 mod perplexity;
 mod tokens;
@@ -24,6 +25,7 @@ pub const TOOL: Tool = Tool {
                From a pipeline:         waste-plan k3.waste --json | waste-run - \"hello\"\n  \
                Sample, reproducibly:    waste-run k3.waste --file prompt.txt --temp 0.8 --top-p 0.95 --seed 7\n  \
                The next token:          waste-run eval k3.waste \"The capital of France is\" --top 5\n  \
+               Begin warm next time:    waste-run k3.waste \"Once upon a time\" --learn\n  \
                What 3 bits cost:        waste-run perplexity k3.waste --file text.txt --run 255 --bos\n  \
                Count a prompt:          waste-run tokenize k3.waste --file prompt.txt --json\n  \
                What is in a container:  waste-run info k3.waste\n\n\

@@ -8,13 +8,14 @@ use std::time::Instant;
 use waste_common::cli::{ByteSize, Chained, Failure, Interrupt, Kind, Model, Output, Progress, Unit};
 use waste_common::config::ModelConfig;
 use waste_common::io::{Bypass, filesystem};
-use waste_common::machine::{Machine, Reservation};
+use waste_common::machine::{Machine, Paging, PagingWatch, Reservation};
 use waste_common::plan::{Budget, MemoryPlan, ModelSizes, PlanOptions};
 use waste_engine::open::{self, Reserved};
 use waste_engine::weights::Source;
 use waste_engine::{Engine, EngineError, EngineOptions, Event, Watch, open_source};
 
 use crate::args::{self, ModelArgs};
+use crate::learn::Learning;
 
 /// An opened model.
 pub struct Opened {
@@ -26,6 +27,8 @@ pub struct Opened {
     pub load_seconds: f64,
     /// The signal that ends the run.
     pub interrupt: Interrupt,
+    learning: Option<Learning>,
+    paging: PagingWatch,
     /// Held so that other engines know.
     _reservation: Option<Reservation>,
 }
@@ -36,6 +39,7 @@ pub struct Found<'a> {
     args: &'a ModelArgs,
     sizes: ModelSizes,
     options: PlanOptions,
+    learning: Option<Learning>,
 }
 
 /// A model whose run has its share of the RAM, and tokens that fit.
@@ -69,11 +73,21 @@ pub fn find<'a>(model: &'a Model, args: &'a ModelArgs, output: &Output) -> Resul
         )));
     }
     let options = plan_options(model, args, direct, output)?;
+    let learning = match &source {
+        Source::Container(container) => Some(Learning::find(dir, container, args, output)?),
+        Source::Checkpoint(_) if args.learn || args.usage.is_some() => {
+            return Err(Failure::usage(format!(
+                "--learn and --usage are for containers; {} is a checkpoint",
+                dir.display()
+            )));
+        }
+        Source::Checkpoint(_) => None,
+    };
     let sizes = match source {
         Source::Container(container) => ModelSizes::of_container(&container)?,
         Source::Checkpoint(checkpoint) => ModelSizes::of_checkpoint_run_directly(checkpoint.config())?,
     };
-    Ok(Found { dir, args, sizes, options })
+    Ok(Found { dir, args, sizes, options, learning })
 }
 
 impl<'a> Found<'a> {
@@ -104,7 +118,7 @@ impl<'a> Found<'a> {
 impl Planned<'_> {
     /// Loads the model.
     pub fn load(self, output: &Output) -> Result<Opened, Failure> {
-        let Planned { found: Found { dir, args, .. }, plan, interrupt, reservation } = self;
+        let Planned { found: Found { dir, args, learning, .. }, plan, interrupt, reservation } = self;
         let start = Instant::now();
         output.note(&plan.explanation);
         for warning in &plan.warnings {
@@ -125,6 +139,7 @@ impl Planned<'_> {
             lookahead: count_from_env("WASTE_LOOKAHEAD", 6)?,
             bypass: if args.no_direct_io { Bypass::Off } else { Bypass::On },
             verify: args.verify,
+            usage: learning.as_ref().and_then(Learning::usage),
             cancelled: interrupt.flag(),
             watch: watch(output),
             ..EngineOptions::default()
@@ -137,8 +152,37 @@ impl Planned<'_> {
             plan.threads,
             if engine.direct_io() { "on" } else { "off" },
         ));
-        Ok(Opened { engine, plan, load_seconds, interrupt, _reservation: reservation })
+        let paging = watch_paging(&plan, output);
+        Ok(Opened { engine, plan, load_seconds, interrupt, learning, paging, _reservation: reservation })
     }
+}
+
+impl Opened {
+    /// What paging has cost the run so far, where the system tells.
+    pub fn paging(&self) -> Option<Paging> {
+        self.paging.so_far()
+    }
+
+    /// Leaves to later runs what this one has learned, if it is to.
+    pub fn learn(&self) -> Result<(), Failure> {
+        self.learning.as_ref().map_or(Ok(()), |learning| learning.save(&self.engine))
+    }
+}
+
+/// Says once, if the machine pages, what to do about it.
+fn watch_paging(plan: &MemoryPlan, output: &Output) -> PagingWatch {
+    let (budget, lower, output) = (plan.taken_bytes(), plan.lower_budget(), output.clone());
+    PagingWatch::start(move || {
+        let advice = match lower {
+            Some(lower) => format!("--budget {lower} ({}) would leave it more room", size(lower)),
+            None => "the model takes the least it can; a shorter --ctx or fewer other programs would help"
+                .to_owned(),
+        };
+        output.warn(format_args!(
+            "the machine pages, which slows every token: {} is too much; {advice}",
+            size(budget)
+        ));
+    })
 }
 
 /// Explicit options win over those of a plan, those over the defaults. `direct`: the model is a checkpoint.

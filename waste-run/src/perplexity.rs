@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use waste_common::cli::{Exit, Failure, Output, Progress, Unit, resolve_model};
-use waste_common::machine::peak_rss_bytes;
+use waste_common::machine::{Paging, peak_rss_bytes};
 use waste_engine::tokenizer::Tokenizer;
 use waste_engine::{EngineError, Wanted};
 
@@ -23,6 +23,7 @@ struct Report {
     seconds: f64,
     budget_bytes: u64,
     peak_rss_bytes: Option<u64>,
+    paging: Option<Paging>,
 }
 
 /// Measures a text: cut into runs, each from an empty state, the loss of every predicted token summed.
@@ -88,7 +89,9 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
         seconds: start.elapsed().as_secs_f64(),
         budget_bytes: opened.plan.budget_bytes,
         peak_rss_bytes: peak_rss_bytes(),
+        paging: opened.paging(),
     };
+    opened.learn()?;
     if output.json() {
         output.result(&report)?;
         return Ok(Exit::Done);

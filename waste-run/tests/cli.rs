@@ -911,3 +911,74 @@ fn kv_types_and_chunks_change_little() {
         }
     }
 }
+
+// Learning
+
+#[test]
+fn what_a_run_learns_warms_the_next_one_and_changes_no_text() {
+    let model = Model::copy(CONTAINER);
+    let run_with = |args: &[&str]| {
+        let args = [&[model.arg(), "hello", "-n", "24", "--json"], args].concat();
+        run("waste-run", args).done()
+    };
+    let plain = run_with(&[]).json("waste-run/1");
+    assert!(!model.path("usage.waste").exists() && plain["expert_warm_reads"].is_u64());
+    let learned = run_with(&["--learn"]).json("waste-run/1");
+    assert!(model.path("usage.waste").exists());
+    let floor = run("waste-plan", [model.arg(), "--json"]).done().json("waste-plan/1")["floor_bytes"].clone();
+    let warm = run_with(&["--budget", &floor.to_string()]).json("waste-run/1");
+    for report in [&learned, &warm] {
+        assert_eq!((&report["text"], &report["ids"]), (&plain["text"], &plain["ids"]));
+    }
+    // Kept elsewhere, it is the same.
+    let file = model.beside("kept");
+    let file = arg(&file);
+    run_with(&["--learn", "--usage", file]);
+    let eval = ["eval", model.arg(), "hello", "--usage", file];
+    run("waste-run", eval).done();
+}
+
+#[test]
+fn the_usage_of_another_container_is_refused_with_a_warning() {
+    let (model, other) = (Model::copy(CONTAINER), Model::copy("interop/tiny-linear.waste"));
+    run("waste-run", ["eval", other.arg(), "--ids", "1,2,3", "--learn"]).done();
+    std::fs::copy(other.path("usage.waste"), model.path("usage.waste")).unwrap();
+    let ran = run("waste-run", ["eval", model.arg(), "--ids", "1,2,3"]).done();
+    assert!(ran.stderr.contains("usage.waste was learned from another container"), "{}", ran.stderr);
+    let ran = run("waste-run", ["eval", model.arg(), "--ids", "1,2,3", "--learn"]).done();
+    assert!(ran.stderr.contains("it will be replaced"), "{}", ran.stderr);
+    let ran = run("waste-run", ["eval", model.arg(), "--ids", "1,2,3"]).done();
+    assert!(!ran.stderr.contains("warning"), "{}", ran.stderr);
+}
+
+#[test]
+fn learning_that_cannot_be_is_refused_before_the_run() {
+    let model = Model::copy(CONTAINER);
+    // Nobody's file is replaced.
+    let file = model.beside("notes.txt");
+    std::fs::write(&file, "precious").unwrap();
+    let eval = ["eval", model.arg(), "--ids", "1", "--json", "--usage", arg(&file)];
+    run("waste-run", eval.into_iter().chain(["--learn"])).error(3, "not_a_usage_file");
+    assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+    let missing = model.beside("missing");
+    run("waste-run", ["eval", model.arg(), "--ids", "1", "--json", "--usage", arg(&missing)])
+        .error(3, "unreadable_file");
+    let nowhere = model.beside("nowhere").join("usage");
+    let eval = ["eval", model.arg(), "--ids", "1", "--json", "--learn", "--usage", arg(&nowhere)];
+    run("waste-run", eval).error(3, "file_error");
+    let model = data(TALES);
+    run("waste-run", ["eval", arg(&model), "--ids", "1", "--json", "--learn"]).error(2, "usage");
+}
+
+#[test]
+fn lookahead_and_paging_are_reported_where_there_is_something_to_tell() {
+    let report = with("", CONTAINER, &["hello", "-n", "2", "--json"]).done().json("waste-run/1");
+    let ranks = report["lookahead"].as_array().unwrap();
+    assert!(ranks.iter().all(|rank| rank["right"].as_u64() <= rank["guessed"].as_u64()), "{ranks:?}");
+    let paging = &report["paging"];
+    assert_eq!(paging.is_object(), cfg!(target_os = "linux"), "{report}");
+    assert!(
+        paging.is_null() || (paging["major_faults"].is_u64() && paging["sustained"] == false),
+        "{paging}"
+    );
+}
