@@ -14,6 +14,7 @@ pub mod json;
 pub mod machine;
 pub mod plan;
 pub mod quant;
+pub mod staging;
 pub mod tensors;
 #[cfg(test)]
 mod testing;
