@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod files;
+pub mod hub;
 pub mod logits;
 pub mod synthetic;
 pub mod tool;

@@ -9,7 +9,18 @@ use assert_cmd::cargo::CommandCargoExt;
 use serde_json::Value;
 
 /// What would change the tools' defaults.
-const ENVIRONMENT: [&str; 8] = [
+const ENVIRONMENT: [&str; 19] = [
+    "HF_ENDPOINT",
+    "HF_TOKEN",
+    "HF_TOKEN_PATH",
+    "HTTP_PROXY",
+    "http_proxy",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+    "NO_PROXY",
+    "no_proxy",
     "WASTE_BUDGET",
     "WASTE_THREADS",
     "WASTE_KERNELS",

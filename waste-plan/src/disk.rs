@@ -1,13 +1,12 @@
 //! The disk's part of a plan: whether the files fit, and how fast reading experts lets a token be.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 use serde_json::Value;
 use waste_common::cli::Failure;
 use waste_common::cli::chain::Kind;
-use waste_common::io::filesystem;
+use waste_common::io::{existing, filesystem};
 use waste_common::json;
 use waste_common::plan::MemoryPlan;
 
@@ -50,13 +49,6 @@ impl Space {
             disk_warning: system.warning,
         })
     }
-}
-
-/// The path itself, or the nearest directory above it that exists.
-fn existing(path: &Path) -> io::Result<PathBuf> {
-    let absolute = std::path::absolute(path)?;
-    let found = absolute.ancestors().find(|path| path.exists());
-    found.map(Path::to_owned).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// A bound on the speed of decoding. The keys are those of the JSON.

@@ -1,7 +1,7 @@
 //! What a path lies on: the kind of file system, its free space, and whether it is a poor place for a container.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The file system a path lies on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +22,16 @@ const SHARED: &str = "it lies on a file system shared from the host (9p, virtiof
 const ROTATIONAL: &str = "it lies on a rotating disk: random reads of experts will be very slow; use an SSD";
 #[cfg(target_os = "linux")]
 const USB: &str = "it lies on a USB disk: reads are several times slower than from an internal SSD";
+
+/// The path itself, or the nearest directory above it that exists: where the path would be made.
+///
+/// # Errors
+/// There is none, or the current directory is gone.
+pub fn existing(path: &Path) -> io::Result<PathBuf> {
+    let absolute = std::path::absolute(path)?;
+    let found = absolute.ancestors().find(|path| path.exists());
+    found.map(Path::to_owned).ok_or_else(|| io::ErrorKind::NotFound.into())
+}
 
 /// Look at the file system below an existing path.
 ///

@@ -13,7 +13,7 @@ mod write;
 pub use arena::{Arena, SlotMut, SlotRef};
 pub use buffer::{AlignedBuf, OutOfMemory};
 pub use file::{Bypass, PlainFile, ReadError, ReadFile};
-pub use filesystem::{FileSystem, filesystem};
+pub use filesystem::{FileSystem, existing, filesystem};
 pub use write::DirectWriter;
 
 /// The alignment of cache-bypassing reads in bytes: of the offset, the length and the buffer.
