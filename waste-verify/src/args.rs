@@ -19,13 +19,31 @@ pub struct Args {
     #[arg(long, value_name = "SHA256")]
     pub expect_manifest: Option<String>,
 
-    /// Compare every file with this list in the format of sha256sum; missing and additional files are named
-    #[arg(long, value_name = "FILE")]
-    pub sums: Option<PathBuf>,
+    /// If the container is sound, write the SHA-256 of every file to a list for `sha256sum -c`, by default SHA256SUMS
+    /// in the container. The container's own checksums guard against accidents; against tampering only such a list
+    /// does, kept where nobody else can write
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    pub sums: Option<Option<PathBuf>>,
 
-    /// If the container is sound, write the SHA-256 of every file to this list (for --sums and `sha256sum -c`)
+    /// Compare every file with a list in the format of sha256sum; missing and additional files are named
     #[arg(long, value_name = "FILE")]
-    pub write_sums: Option<PathBuf>,
+    pub check_sums: Option<PathBuf>,
+
+    /// Go on where an earlier run with the same STATE was interrupted; the file is removed at the end
+    #[arg(long, value_name = "STATE", conflicts_with = "quick")]
+    pub resume: Option<PathBuf>,
+
+    /// Copy what is bad from the copy that --from names, and check again; records one by one, other files whole
+    #[arg(long, requires = "from", conflicts_with_all = ["quick", "resume", "check_sums", "expect_manifest"])]
+    pub repair: bool,
+
+    /// Another copy of the container, for --repair
+    #[arg(long, value_name = "OTHER", requires = "repair")]
+    pub from: Option<PathBuf>,
+
+    /// Give checksums to a sound container that has none; readers that do not know them are not disturbed
+    #[arg(long, conflicts_with_all = ["quick", "repair", "expect_manifest"])]
+    pub seal: bool,
 
     /// Compare the decoded weights with the checkpoint the container was made from
     #[arg(long, value_name = "CHECKPOINT")]
@@ -36,8 +54,15 @@ pub struct Args {
     pub experts: Option<String>,
 
     /// Threads that read and check [default: one per CPU]
-    #[arg(long, value_name = "N", env = "WASTE_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub threads: Option<u16>,
+    #[arg(
+        short,
+        long,
+        alias = "threads",
+        value_name = "N",
+        env = "WASTE_THREADS",
+        value_parser = clap::value_parser!(u16).range(1..=1024)
+    )]
+    pub jobs: Option<u16>,
 
     /// The options every tool has.
     #[command(flatten)]

@@ -8,6 +8,7 @@ use waste_common::io::{Bypass, ReadFile};
 
 use crate::crew::Crew;
 use crate::report::{Findings, Halt, Problem};
+use crate::resume::Resume;
 
 pub(crate) struct Job<'a> {
     pub dir: &'a Path,
@@ -16,12 +17,27 @@ pub(crate) struct Job<'a> {
     pub found: &'a Findings,
     pub crew: &'a Crew<'a>,
     pub progress: &'a Progress,
+    pub resume: &'a Resume,
 }
 
 impl Job<'_> {
     /// Whether our checksums are there. Then what v0 leaves open (padding, flags) is fixed too.
     pub fn strict(&self) -> bool {
         self.manifest.integrity.is_some()
+    }
+
+    /// Whether all of a file was found sound before. Its bytes count as done then.
+    pub fn known_sound(&self, source: &Source, file: &str) -> bool {
+        let known = !self.quick && self.resume.is_sound(file);
+        if known {
+            self.progress.skip(source.bytes());
+        }
+        known
+    }
+
+    /// All of a file has been looked at: remembers it if nothing was wrong.
+    pub fn looked_at(&self, file: &str) -> Result<(), Failure> {
+        if self.quick || self.found.problems_of(file) > 0 { Ok(()) } else { self.resume.sound(file) }
     }
 
     /// Opens a file of the container; what is wrong with it becomes a problem made of `place`.

@@ -1,6 +1,6 @@
 //! What was found: problems, notes, and the result that is printed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
@@ -10,6 +10,7 @@ use waste_common::container::ContainerError;
 use waste_common::error::{Coded, Exit};
 use waste_common::io::ReadError;
 
+use crate::repair::Repaired;
 use crate::source::SourceReport;
 
 /// Problems and notes listed at most; more are counted only.
@@ -162,6 +163,8 @@ pub(crate) struct Findings {
 struct Inner {
     problems: Vec<Problem>,
     count: u64,
+    /// Problems of each file.
+    of_file: BTreeMap<String, u64>,
     notes: BTreeSet<Note>,
     unprotected: Vec<String>,
 }
@@ -175,6 +178,7 @@ impl Findings {
     pub fn problem(&self, problem: Problem) {
         self.with(|inner| {
             inner.count += 1;
+            *inner.of_file.entry(problem.file.clone()).or_default() += 1;
             inner.problems.push(problem);
             if inner.problems.len() >= 2 * LISTED_MAX {
                 inner.trim();
@@ -200,6 +204,11 @@ impl Findings {
     /// Adds a part that has no checksum.
     pub fn unprotected(&self, part: impl Into<String>) {
         self.with(|inner| inner.unprotected.push(part.into()));
+    }
+
+    /// How many problems a file has so far.
+    pub fn problems_of(&self, file: &str) -> u64 {
+        self.with(|inner| inner.of_file.get(file).copied().unwrap_or(0))
     }
 
     /// Whether there is no problem so far.
@@ -258,6 +267,19 @@ impl Halt {
     }
 }
 
+/// What was found in one file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FileResult {
+    /// Its name in the container.
+    pub file: String,
+    /// Its length; none if it is missing.
+    pub bytes: Option<u64>,
+    /// Whether nothing is wrong with it.
+    pub ok: bool,
+    /// How many problems it has.
+    pub problem_count: u64,
+}
+
 /// The result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
@@ -271,6 +293,8 @@ pub struct Report {
     pub files: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Each of them.
+    pub file_results: Vec<FileResult>,
     /// MoE layers.
     pub layers: u64,
     /// Expert records.
@@ -287,6 +311,12 @@ pub struct Report {
     pub problems: Vec<Problem>,
     /// What is no problem, such as files the manifest does not know.
     pub notes: Vec<Note>,
+    /// What --repair copied.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub repaired: Vec<Repaired>,
+    /// Whether --seal has written checksums.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sealed: Option<bool>,
     /// The comparison with the checkpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<SourceReport>,

@@ -7,6 +7,7 @@ use waste_common::cli::chain::Kind;
 use waste_common::cli::{Failure, resolve_model};
 
 use crate::Args;
+use crate::sidecars::SUMS;
 use crate::sums;
 
 /// How many experts of a layer are compared with the source.
@@ -49,9 +50,15 @@ pub struct Request {
     /// The manifest's SHA-256 that is expected, lower-case hex.
     pub expect_manifest: Option<String>,
     /// A list of checksums to compare with.
-    pub sums: Option<PathBuf>,
+    pub check_sums: Option<PathBuf>,
     /// A list of checksums to write.
     pub write_sums: Option<PathBuf>,
+    /// Where what was found sound is kept until the end.
+    pub resume: Option<PathBuf>,
+    /// Another copy, from which what is bad is copied.
+    pub repair_from: Option<PathBuf>,
+    /// Give checksums to a container without.
+    pub seal: bool,
     /// The checkpoint to compare with.
     pub source: Option<SourceRequest>,
     /// Threads.
@@ -65,8 +72,11 @@ impl Request {
             container,
             quick: false,
             expect_manifest: None,
-            sums: None,
+            check_sums: None,
             write_sums: None,
+            resume: None,
+            repair_from: None,
+            seal: false,
             source: None,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
         }
@@ -91,14 +101,18 @@ impl Request {
                 _ => return Err(Failure::usage(format!("--experts {text}: a number from 1, or all"))),
             },
         };
+        let write_sums = args.sums.map(|file| file.unwrap_or_else(|| container.join(SUMS)));
         let plain = Request::new(container);
         Ok(Request {
             quick: args.quick,
             expect_manifest: expect_manifest.transpose()?,
-            sums: args.sums,
-            write_sums: args.write_sums,
+            check_sums: args.check_sums,
+            write_sums,
+            resume: args.resume,
+            repair_from: args.from,
+            seal: args.seal,
             source: args.source.map(|dir| SourceRequest { dir, sampling }),
-            threads: args.threads.map_or(plain.threads, usize::from),
+            threads: args.jobs.map_or(plain.threads, usize::from),
             ..plain
         })
     }

@@ -66,12 +66,19 @@ pub(crate) fn digest(
     worker: &mut Worker,
     place: &Problem,
 ) -> Result<Option<String>, Failure> {
+    if let Some(known) = job.resume.sha256(&place.file) {
+        job.progress.skip(source.bytes());
+        return Ok(Some(known));
+    }
     let Some(reader) = job.reader(source, place)? else { return Ok(None) };
     let mut sha = Sha256::new();
     let streamed = worker.stream(&reader, 0, source.bytes(), |piece| sha.update(piece));
-    Ok(job
-        .settle(streamed, place)?
-        .map(|()| sha.finalize().iter().map(|byte| format!("{byte:02x}")).collect()))
+    if job.settle(streamed, place)?.is_none() {
+        return Ok(None);
+    }
+    let found: String = sha.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    job.resume.digest(&place.file, &found)?;
+    Ok(Some(found))
 }
 
 /// The files that a list of sums covers: all but locks, what learns, and the lists themselves.

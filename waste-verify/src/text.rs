@@ -33,6 +33,16 @@ fn write_report(text: &mut String, report: &Report, verbose: bool) -> std::fmt::
     if let Some(source) = &report.source {
         write_source(text, source, verbose)?;
     }
+    for repaired in &report.repaired {
+        let parts = repaired.parts.map_or("whole".to_owned(), |parts| format!("{parts} parts"));
+        writeln!(text, "{}: copied, {parts}, {}", printable(&repaired.file), ByteSize(repaired.bytes))?;
+    }
+    match report.sealed {
+        Some(true) => writeln!(text, "sealed: checksums have been added")?,
+        Some(false) if report.ok => writeln!(text, "it had its checksums already")?,
+        Some(false) => writeln!(text, "NOT sealed: only a sound container is")?,
+        None => {}
+    }
     let rate = ByteSize((report.bytes as f64 / report.seconds.max(1e-3)) as u64);
     let speed = if report.mode == "full" { format!(", {rate}/s") } else { String::new() };
     writeln!(

@@ -45,6 +45,7 @@ fn the_shape_of_the_json_is_fixed() {
             "mode",
             "files",
             "bytes",
+            "file_results",
             "layers",
             "experts",
             "tensors",
@@ -176,25 +177,25 @@ fn lists_of_sums_are_written_and_compared() {
     let fixture = Fixture::new(ExpertFmt::Vq3r);
     for list in [fixture.path("SHA256SUMS"), fixture.path("mine.sha256"), fixture.beside("SUMS")] {
         let path = list.to_str().unwrap();
-        fixture.report(&["--write-sums", path], Exit::Done);
+        fixture.report(&[&format!("--sums={path}")], Exit::Done);
         let text = fs::read_to_string(&list).unwrap();
         assert_eq!(text.lines().count(), 11, "{text}");
         assert!(text.lines().any(|line| line.ends_with("  manifest.sha256")));
-        let report = fixture.report(&["--sums", path], Exit::Done);
+        let report = fixture.report(&["--check-sums", path], Exit::Done);
         assert_eq!(report["problem_count"], 0);
-        fixture.report(&["--sums", path, "--quick"], Exit::Done);
+        fixture.report(&["--check-sums", path, "--quick"], Exit::Done);
         fs::remove_file(&list).unwrap();
     }
     let list = fixture.beside("SUMS");
     let path = list.to_str().unwrap();
-    fixture.report(&["--write-sums", path], Exit::Done);
+    fixture.report(&[&format!("--sums={path}")], Exit::Done);
     // As another program would write them.
     let text = fs::read_to_string(&list).unwrap();
     let names: Vec<_> = text.lines().map(|line| line[66..].to_owned()).collect();
     let others: String =
         text.lines().rev().map(|line| format!("{} *./{}\r\n", &line[..64], &line[66..])).collect();
     fs::write(&list, others).unwrap();
-    fixture.report(&["--sums", path], Exit::Done);
+    fixture.report(&["--check-sums", path], Exit::Done);
 
     // A bit of any file, a file more, a file less; what the container's own checksums cover or not.
     for name in &names {
@@ -202,7 +203,7 @@ fn lists_of_sums_are_written_and_compared() {
         let mut changed = original.clone();
         *changed.last_mut().unwrap() ^= 1;
         fixture.set(name, &changed);
-        let captured = fixture.run(&["--json", "--sums", path]);
+        let captured = fixture.run(&["--json", "--check-sums", path]);
         if name != "manifest.json" {
             assert!(captured.stdout.contains(r#""kind":"sums_mismatch""#), "{name}: {}", captured.stdout);
         }
@@ -211,21 +212,21 @@ fn lists_of_sums_are_written_and_compared() {
     }
     fixture.set("extra.bin", b"x");
     fixture.set("usage.waste", b"WUSG");
-    let problems = fixture.problems(&["--sums", path]);
+    let problems = fixture.problems(&["--check-sums", path]);
     assert!(problems.len() == 1 && has(&problems, &json!({"file": "extra.bin", "kind": "extra_file"})));
     fs::remove_file(fixture.path("extra.bin")).unwrap();
     fs::write(&list, format!("{}{}  gone.bin\n", fs::read_to_string(&list).unwrap(), "0".repeat(64)))
         .unwrap();
-    let problems = fixture.problems(&["--sums", path]);
+    let problems = fixture.problems(&["--check-sums", path]);
     assert!(problems.len() == 1 && has(&problems, &json!({"file": "gone.bin", "kind": "missing_file"})));
     fs::write(&list, "no sums").unwrap();
-    assert_eq!(fixture.report(&["--sums", path], Exit::Data)["error"]["code"], "bad_sums");
-    fixture.report(&["--sums", fixture.beside("nowhere").to_str().unwrap()], Exit::Data);
+    assert_eq!(fixture.report(&["--check-sums", path], Exit::Data)["error"]["code"], "bad_sums");
+    fixture.report(&["--check-sums", fixture.beside("nowhere").to_str().unwrap()], Exit::Data);
 
     // A container that is not sound gets no list.
     fs::remove_file(&list).unwrap();
     fixture.set("trunk.bin", b"");
-    fixture.problems(&["--write-sums", path]);
+    fixture.problems(&[&format!("--sums={path}")]);
     assert!(!list.exists());
 }
 
@@ -262,7 +263,7 @@ fn help_has_examples_and_the_exit_codes() {
         String::from_utf8(tool().args(args).assert().code(0).get_output().stdout.clone()).unwrap()
     };
     let help = text(&["--help"]);
-    for part in ["Examples:", "--source Kimi-K3", "Exit codes:", "130", "--write-sums", "WASTE_THREADS"] {
+    for part in ["Examples:", "--source Kimi-K3", "Exit codes:", "130", "--check-sums", "WASTE_THREADS"] {
         assert!(help.contains(part), "{part}: {help}");
     }
     assert!(text(&["man"]).contains(".TH") && text(&["completions", "bash"]).contains("waste-verify"));

@@ -256,7 +256,7 @@ fn named_pipes_are_refused_and_do_not_hang() {
     }
     pipe(&fixture.beside("SUMS"));
     let sums = fixture.beside("SUMS");
-    assert_eq!(fixture.run(&["--sums", sums.to_str().unwrap()]).exit, Exit::Data);
+    assert_eq!(fixture.run(&["--check-sums", sums.to_str().unwrap()]).exit, Exit::Data);
 }
 
 #[test]
