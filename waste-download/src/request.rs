@@ -120,6 +120,9 @@ impl Request {
         };
         let wanted =
             Wanted { include: globs("--include", args.include)?, exclude: globs("--exclude", args.exclude)? };
+        if args.limit_rate.is_some_and(|rate| rate.0 == 0) {
+            return Err(Failure::usage("--limit-rate 0: nothing would ever come"));
+        }
         let named = args.order_file.is_some();
         let order = OrderFile { path: args.order_file.unwrap_or_else(|| args.dest.join(ORDER)), named };
         let task = match (args.dry_run, args.check) {

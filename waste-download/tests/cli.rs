@@ -249,6 +249,7 @@ fn wrong_usage_is_told_before_any_request() {
         &["--retry-wait", "-1"][..],
         &["--stall", "0"],
         &["--jobs", "0"],
+        &["--limit-rate", "0"],
         &["--dry-run", "--check"],
         &["--check=everything"],
         &["--revision", ""],

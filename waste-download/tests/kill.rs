@@ -127,7 +127,9 @@ fn a_signal_ends_it_at_the_next_piece_and_nothing_is_fetched_again() {
         case.hub.limit(Some(1_500_000));
         let mut child = case.command(&["--json"]);
         let child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(500));
+        while on_disk(&case)[SHARD] < 100_000 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
         let status = std::process::Command::new("kill").args([signal, &child.id().to_string()]).status();
         assert!(status.unwrap().success());
         let ran = waste_tests::tool::Ran::from_output(child.wait_with_output().unwrap());
