@@ -1,9 +1,11 @@
 //! A hub in this process: its listing, its redirects to another host, its ranges; and, where it is told to, all that
 //! goes wrong on the way.
 
+mod wire;
+
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Write as _;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,6 +14,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
+
+use wire::{Asked, decode, head, plain, read_request, whole};
 
 /// Bytes sent at once where the rate is limited.
 const PIECE: usize = 8 << 10;
@@ -151,6 +155,16 @@ struct State {
     log: Vec<Request>,
     token: Option<String>,
     bytes_per_second: Option<u64>,
+}
+
+impl State {
+    /// A commit, by its name or as `main`, and its files.
+    fn revision(&self, revision: &str) -> Option<(String, Vec<File>)> {
+        match revision {
+            "main" => self.commits.last().cloned(),
+            _ => self.commits.iter().find(|(commit, _)| commit == revision).cloned(),
+        }
+    }
 }
 
 struct Shared {
@@ -309,14 +323,6 @@ struct Server<'a> {
     cdn: bool,
 }
 
-/// What a client asks.
-struct Asked {
-    path: String,
-    proxied: bool,
-    range: Option<(u64, u64)>,
-    authorization: Option<String>,
-}
-
 impl Server<'_> {
     fn connection(&self, stream: &TcpStream) -> io::Result<()> {
         stream.set_nodelay(true)?;
@@ -377,16 +383,8 @@ impl Server<'_> {
     }
 
     fn find(&self, revision: &str, name: &str) -> Option<File> {
-        let state = self.shared.state();
-        let (_, files) = state
-            .commits
-            .iter()
-            .enumerate()
-            .find(|(at, (commit, _))| {
-                commit == revision || (revision == "main" && *at + 1 == state.commits.len())
-            })?
-            .1;
-        files.iter().find(|file| file.name == name).cloned()
+        let (_, files) = self.shared.state().revision(revision)?;
+        files.into_iter().find(|file| file.name == name)
     }
 
     fn next_fault(&self, name: &str) -> Fault {
@@ -415,16 +413,7 @@ impl Server<'_> {
             Fault::Drop(_) => return Ok(false),
             _ => {}
         }
-        let found = {
-            let state = self.shared.state();
-            let last = state.commits.len();
-            let found = state
-                .commits
-                .iter()
-                .enumerate()
-                .find(|(at, (commit, _))| commit == revision || (revision == "main" && at + 1 == last));
-            found.map(|(_, commit)| commit.clone())
-        };
+        let found = self.shared.state().revision(revision);
         let Some((commit, files)) = found else { return plain(stream, log, 404, &[]) };
         let siblings: Vec<Value> = files
             .iter()
@@ -554,85 +543,4 @@ fn replace(headers: &mut Vec<(&'static str, String)>, others: Vec<(&'static str,
         headers.retain(|(old, _)| !old.eq_ignore_ascii_case(name));
         headers.push((name, value));
     }
-}
-
-/// Reads a request; None at the end of the connection.
-fn read_request(reader: &mut impl BufRead) -> io::Result<Option<Asked>> {
-    let mut line = String::new();
-    if reader.read_line(&mut line)? == 0 {
-        return Ok(None);
-    }
-    let target = line.split(' ').nth(1).unwrap_or("/").to_owned();
-    let proxied = target.starts_with("http://");
-    let path = match target.strip_prefix("http://") {
-        Some(rest) => rest.split_once('/').map_or("/".to_owned(), |(_, path)| format!("/{path}")),
-        None => target,
-    };
-    let mut asked = Asked { path, proxied, range: None, authorization: None };
-    loop {
-        let mut line = String::new();
-        if reader.read_line(&mut line)? == 0 {
-            return Ok(None);
-        }
-        let line = line.trim_end();
-        let Some((name, value)) = line.split_once(':') else { return Ok(Some(asked)) };
-        let value = value.trim();
-        match name.to_ascii_lowercase().as_str() {
-            "authorization" => asked.authorization = Some(value.to_owned()),
-            "range" => {
-                let range = value.strip_prefix("bytes=").and_then(|range| range.split_once('-'));
-                asked.range = range.and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
-            }
-            _ => {}
-        }
-    }
-}
-
-/// `%20` and the like.
-fn decode(path: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = path.as_bytes();
-    while let Some((&byte, tail)) = rest.split_first() {
-        let hex = tail.get(..2).and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
-        match (byte, hex) {
-            (b'%', Some(value)) => {
-                bytes.push(value);
-                rest = &tail[2..];
-            }
-            _ => {
-                bytes.push(byte);
-                rest = tail;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-fn head(mut stream: &TcpStream, status: u16, headers: &[(&'static str, String)]) -> io::Result<()> {
-    let mut text = format!("HTTP/1.1 {status} Status\r\n");
-    for (name, value) in headers {
-        let _ = write!(text, "{name}: {value}\r\n");
-    }
-    text.push_str("\r\n");
-    stream.write_all(text.as_bytes())
-}
-
-/// An answer without a body.
-fn plain(
-    stream: &TcpStream,
-    log: &mut Request,
-    status: u16,
-    headers: &[(&'static str, String)],
-) -> io::Result<bool> {
-    log.status = status;
-    let headers = [headers, &[("Content-Length", "0".to_owned())]].concat();
-    head(stream, status, &headers)?;
-    Ok(true)
-}
-
-fn whole(mut stream: &TcpStream, log: &mut Request, body: &[u8]) -> io::Result<bool> {
-    log.status = 200;
-    head(stream, 200, &[("Content-Length", body.len().to_string())])?;
-    stream.write_all(body)?;
-    Ok(true)
 }
