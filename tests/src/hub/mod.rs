@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -58,12 +58,21 @@ pub struct File {
     pub content: Arc<Vec<u8>>,
     /// A large file, with a SHA-256 and on another host.
     pub lfs: bool,
+    sums: Arc<OnceLock<Sums>>,
+}
+
+/// The names of a content.
+#[derive(Debug)]
+struct Sums {
+    /// git's.
+    blob: String,
+    sha256: String,
 }
 
 impl File {
     /// A small file.
     pub fn small(name: &str, content: impl Into<Vec<u8>>) -> File {
-        File { name: name.to_owned(), content: Arc::new(content.into()), lfs: false }
+        File { name: name.to_owned(), content: Arc::new(content.into()), lfs: false, sums: Arc::default() }
     }
 
     /// A large one.
@@ -71,15 +80,21 @@ impl File {
         File { lfs: true, ..File::small(name, content) }
     }
 
-    /// git's name of the content.
-    fn blob(&self) -> String {
-        let mut sha = Sha1::new_with_prefix(format!("blob {}\0", self.content.len()));
-        sha.update(&*self.content);
-        hex(&sha.finalize())
+    /// Computed once: a listing is asked for often.
+    fn sums(&self) -> &Sums {
+        self.sums.get_or_init(|| {
+            let mut blob = Sha1::new_with_prefix(format!("blob {}\0", self.content.len()));
+            blob.update(&*self.content);
+            Sums { blob: hex(&blob.finalize()), sha256: hex(&Sha256::digest(&*self.content)) }
+        })
     }
 
-    fn sha256(&self) -> String {
-        hex(&Sha256::digest(&*self.content))
+    fn blob(&self) -> &str {
+        &self.sums().blob
+    }
+
+    fn sha256(&self) -> &str {
+        &self.sums().sha256
     }
 }
 
