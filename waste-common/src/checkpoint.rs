@@ -234,14 +234,40 @@ impl Checkpoint {
         expert: usize,
         kind: ExpertKind,
     ) -> Result<Vec<f32>, CheckpointError> {
+        let rows = match self.locate_expert(config, layer, expert, kind)? {
+            ExpertTensors::Plain { name } => self.info(&name)?.rows(),
+            ExpertTensors::Packed { rows, .. } => rows,
+        };
+        self.read_expert_rows(config, layer, expert, kind, 0, rows)
+    }
+
+    /// Rows `first .. first + count` of a matrix of a routed expert; see [`Checkpoint::read_expert`].
+    pub fn read_expert_rows(
+        &self,
+        config: &ModelConfig,
+        layer: usize,
+        expert: usize,
+        kind: ExpertKind,
+        first: usize,
+        count: usize,
+    ) -> Result<Vec<f32>, CheckpointError> {
         let (packed, scale, rows, cols) = match self.locate_expert(config, layer, expert, kind)? {
-            ExpertTensors::Plain { name } => return self.read_f32(&name),
+            ExpertTensors::Plain { name } => return self.read_rows_f32(&name, first, count),
             ExpertTensors::Packed { packed, scale, rows, cols } => (packed, scale, rows, cols),
         };
-        let mut values = vec![0.0; rows * cols];
-        let (codes, scales) = (self.read_bytes(&packed)?, self.read_bytes(&scale)?);
-        let rows =
-            codes.chunks_exact(mxfp4::row_bytes(cols)).zip(scales.chunks_exact(mxfp4::row_scales(cols)));
+        if first.checked_add(count).is_none_or(|end| end > rows) {
+            return Err(self.tensor_error(&packed, format!("rows {first} + {count} of {rows}")));
+        }
+        let read = |name: &str, row_bytes: usize| {
+            let (info, shard) = self.locate(name)?;
+            let mut bytes = vec![0; count * row_bytes];
+            shard.file.read_exact_at(info.offset + (first * row_bytes) as u64, &mut bytes)?;
+            Ok::<_, CheckpointError>(bytes)
+        };
+        let (code_bytes, scale_bytes) = (mxfp4::row_bytes(cols), mxfp4::row_scales(cols));
+        let (codes, scales) = (read(&packed, code_bytes)?, read(&scale, scale_bytes)?);
+        let mut values = vec![0.0; count * cols];
+        let rows = codes.chunks_exact(code_bytes).zip(scales.chunks_exact(scale_bytes));
         for (out, (codes, scales)) in values.chunks_exact_mut(cols).zip(rows) {
             mxfp4::decode_row(codes, scales, out);
         }

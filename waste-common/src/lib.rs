@@ -9,6 +9,7 @@ pub mod config;
 pub mod container;
 pub mod error;
 pub mod files;
+mod fma;
 pub mod io;
 pub mod json;
 pub mod machine;

@@ -23,6 +23,10 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Format::Vq3r)]
     pub format: Format,
 
+    /// How much time goes into good weights: the time for encoding roughly doubles with each step
+    #[arg(long, value_enum, default_value_t = EffortArg::Normal)]
+    pub effort: EffortArg,
+
     /// Bits of the other matrices; embedding, head and vision tower have 8 always
     #[arg(long, value_name = "BITS", default_value = "4", value_parser = ["4", "8"])]
     pub trunk_bits: String,
@@ -31,6 +35,14 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = crate::options::CB_SAMPLE as u32,
           value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub cb_sample: u32,
+
+    /// Matrices of the trunk with fewer elements stay f32
+    #[arg(long, value_name = "N", default_value_t = crate::options::TRUNK_MIN_ELEMENTS)]
+    pub trunk_min_elements: u64,
+
+    /// Seed of the samples: another one gives a container that is as good, of other bytes
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
 
     /// Worker threads; all CPUs by default
     #[arg(long, value_name = "N", env = "WASTE_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -52,4 +64,15 @@ pub enum Format {
     Vq3r,
     Vq2r,
     Vq4p,
+}
+
+/// Names of the efforts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum EffortArg {
+    /// The cost of the published recipe: residual k-means, greedy search
+    Fast,
+    /// Codebooks refined together, a beam search of 4
+    Normal,
+    /// A beam search of 16, row scales and codes fitted to each other
+    Max,
 }

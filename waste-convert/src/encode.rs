@@ -3,9 +3,11 @@
 use rayon::prelude::*;
 use waste_common::quant::QuantError;
 use waste_common::quant::half::{f16_to_f32, f32_to_f16};
-use waste_common::quant::vq::{IndexBits, Layout, Matrix, ROW_BLOCK, STAGES_MAX, VEC_DIM, pack_six};
+use waste_common::quant::search::{Codebooks, Vector};
+use waste_common::quant::vq::{IndexBits, Layout, Matrix, ROW_BLOCK, pack_six};
 
-use crate::kmeans::{Block, Codebook, LANES, Samples};
+use crate::fit::Samples;
+use crate::options::Recipe;
 
 /// An encoded matrix.
 #[derive(Debug)]
@@ -41,7 +43,7 @@ impl SquaredError {
     }
 }
 
-/// The f16 bits of a row's scale: its largest magnitude, at least 1e-8. Weights are divided by the rounded scale,
+/// The f16 bits of a row's first scale: its largest magnitude, at least 1e-8. Weights are divided by the rounded scale,
 /// which is what a reader multiplies by; where that is 0 (below 3e-8), they become 0.
 fn row_scale(row: usize, weights: &[f32]) -> Result<u16, QuantError> {
     if let Some(col) = weights.iter().position(|weight| !weight.is_finite()) {
@@ -54,52 +56,43 @@ fn row_scale(row: usize, weights: &[f32]) -> Result<u16, QuantError> {
     }
 }
 
-fn divide(weight: f32, scale: f32) -> f32 {
-    if scale == 0.0 { 0.0 } else { weight / scale }
+/// A row's vectors over its scale.
+fn divided(weights: &[f32], scale: f32, out: &mut Vec<Vector>) {
+    out.clear();
+    let divide = |weight: f32| if scale == 0.0 { 0.0 } else { weight / scale };
+    out.extend(weights.as_chunks().0.iter().map(|vector| vector.map(divide)));
 }
 
-/// Adds the vectors `picked` (ascending, counted through the rows) of `weights`, `[rows, cols]`, to the samples.
-pub fn sample(
-    weights: &[f32],
-    cols: usize,
-    picked: &[usize],
-    samples: &mut Vec<[f32; VEC_DIM]>,
-) -> Result<(), QuantError> {
-    let per_row = cols / VEC_DIM;
-    let mut current = None;
-    for vector in picked {
-        let row = vector / per_row;
-        let scale = match current {
-            Some((scaled, scale)) if scaled == row => scale,
-            _ => f16_to_f32(row_scale(row, &weights[row * cols..][..cols])?),
-        };
-        current = Some((row, scale));
-        let source = &weights[vector * VEC_DIM..][..VEC_DIM];
-        samples.push(std::array::from_fn(|d| divide(source[d], scale)));
-    }
-    Ok(())
+/// All vectors of a row that begins at `row`, weighted by what an error of theirs means for the matrix.
+///
+/// # Errors
+/// A weight is not finite, or too large for an f16 scale.
+pub fn sample(row: usize, weights: &[f32]) -> Result<Samples, QuantError> {
+    let scale = f16_to_f32(row_scale(row, weights)?);
+    let mut vectors = Vec::new();
+    divided(weights, scale, &mut vectors);
+    let weights = vec![scale * scale; vectors.len()];
+    Ok(Samples { vectors, weights })
 }
 
-/// All vectors of some matrices as one set.
-pub fn collect(vectors: &[Vec<[f32; VEC_DIM]>]) -> Samples {
-    let mut samples = Samples::default();
-    vectors.iter().flatten().for_each(|vector| samples.push(vector));
-    samples
-}
-
-/// Encodes `weights`, `[rows, cols]` of the layout, greedily stage by stage, and measures the error of what a
-/// reader will decode. Rows are spread over the threads of the current pool.
+/// Encodes `weights`, `[rows, cols]` of the layout, and measures the error of what a reader will decode. Rows are
+/// spread over the threads of the current pool.
 ///
 /// # Errors
 /// A weight is not finite, or too large for an f16 scale.
 ///
 /// # Panics
 /// If a length or a codebook disagrees with the layout.
-pub fn encode(weights: &[f32], layout: &Layout, books: &[Codebook]) -> Result<EncodedMatrix, QuantError> {
+pub fn encode(
+    weights: &[f32],
+    layout: &Layout,
+    books: &Codebooks,
+    recipe: &Recipe,
+) -> Result<EncodedMatrix, QuantError> {
     let cols = layout.cols();
     assert_eq!(weights.len(), layout.rows() * cols, "weights of {layout:?}");
-    assert_eq!(books.len(), layout.stages(), "codebooks of {layout:?}");
-    let scales = weights
+    assert_eq!(books.stages(), layout.stages(), "codebooks of {layout:?}");
+    let mut scales = weights
         .par_chunks(cols)
         .enumerate()
         .map(|(row, weights)| row_scale(row, weights))
@@ -107,58 +100,77 @@ pub fn encode(weights: &[f32], layout: &Layout, books: &[Codebook]) -> Result<En
     let mut indices = vec![0; layout.payload_bytes()];
     indices
         .par_chunks_mut(layout.payload_bytes() / layout.blocks())
-        .zip(weights.par_chunks(ROW_BLOCK * cols).zip(scales.par_chunks(ROW_BLOCK)))
-        .for_each(|(indices, (weights, scales))| encode_rows(weights, scales, layout, books, indices));
+        .zip(weights.par_chunks(ROW_BLOCK * cols).zip(scales.par_chunks_mut(ROW_BLOCK)))
+        .for_each(|(indices, (weights, scales))| encode_rows(weights, scales, layout, books, recipe, indices));
     let error = measure(weights, layout, books, &indices, &scales)?;
     Ok(EncodedMatrix { indices, scales, error })
 }
 
-/// Encodes up to 64 rows into their index block.
-fn encode_rows(weights: &[f32], scales: &[u16], layout: &Layout, books: &[Codebook], indices: &mut [u8]) {
+/// Encodes up to 64 rows into their index block; the scales become those fitted to the indices.
+fn encode_rows(
+    weights: &[f32],
+    scales: &mut [u16],
+    layout: &Layout,
+    books: &Codebooks,
+    recipe: &Recipe,
+    indices: &mut [u8],
+) {
     let (cols, width) = (layout.cols(), layout.vector_bytes());
-    for (first, scales) in (0..).step_by(LANES).zip(scales.chunks(LANES)) {
-        let scales: Vec<f32> = scales.iter().map(|bits| f16_to_f32(*bits)).collect();
-        for vector in 0..layout.vectors() {
-            let mut block: Block = [[0.0; LANES]; VEC_DIM];
-            for (lane, scale) in scales.iter().enumerate() {
-                let source = &weights[(first + lane) * cols + vector * VEC_DIM..][..VEC_DIM];
-                for (x, weight) in block.iter_mut().zip(source) {
-                    x[lane] = divide(*weight, *scale);
-                }
+    let mut vectors = Vec::with_capacity(layout.vectors());
+    let mut fields = vec![0; layout.vectors() * layout.stages()];
+    for (row, (weights, scale)) in weights.chunks_exact(cols).zip(scales).enumerate() {
+        for _ in 0..recipe.passes {
+            divided(weights, f16_to_f32(*scale), &mut vectors);
+            if recipe.width == 1 {
+                books.greedy(&vectors, &mut fields);
+            } else {
+                books.beam(recipe.width, &vectors, &mut fields);
             }
-            let mut fields = [[0u8; STAGES_MAX]; LANES];
-            for (stage, book) in books.iter().enumerate() {
-                let index = book.nearest(&block);
-                book.subtract(&mut block, &index);
-                for (fields, index) in fields.iter_mut().zip(index) {
-                    fields[stage] = index as u8;
-                }
+            let fitted = fitted_scale(weights, books, &fields).unwrap_or(*scale);
+            if std::mem::replace(scale, fitted) == fitted {
+                break;
             }
-            let place = (vector * ROW_BLOCK + first) * width;
-            let out = indices[place..].chunks_exact_mut(width);
-            for (out, fields) in out.zip(&fields).take(scales.len()) {
-                match layout.bits() {
-                    IndexBits::Eight => out.copy_from_slice(&fields[..width]),
-                    IndexBits::Six => {
-                        out.copy_from_slice(&pack_six([fields[0], fields[1], fields[2], fields[3]]));
-                    }
+        }
+        for (vector, fields) in fields.chunks_exact(layout.stages()).enumerate() {
+            let out = &mut indices[(vector * ROW_BLOCK + row) * width..][..width];
+            match layout.bits() {
+                IndexBits::Eight => out.copy_from_slice(fields),
+                IndexBits::Six => {
+                    out.copy_from_slice(&pack_six([fields[0], fields[1], fields[2], fields[3]]));
                 }
             }
         }
     }
 }
 
+/// The f16 scale with the least squared error for given indices; `None` if there is none above 0.
+fn fitted_scale(weights: &[f32], books: &Codebooks, fields: &[u8]) -> Option<u16> {
+    let (mut product, mut square) = (0.0f64, 0.0f64);
+    for (vector, fields) in weights.as_chunks::<8>().0.iter().zip(fields.chunks_exact(books.stages())) {
+        let sum = books.sum(fields);
+        let (mut p, mut s) = (0.0f32, 0.0f32);
+        for (weight, sum) in vector.iter().zip(&sum) {
+            p += weight * sum;
+            s += sum * sum;
+        }
+        product += f64::from(p);
+        square += f64::from(s);
+    }
+    let bits = f32_to_f16((product / square) as f32);
+    (bits > 0 && bits < 0x7c00).then_some(bits)
+}
+
 /// The error of a matrix as its scalar definition decodes it; summed row block by row block.
 fn measure(
     weights: &[f32],
     layout: &Layout,
-    books: &[Codebook],
+    books: &Codebooks,
     indices: &[u8],
     scales: &[u16],
 ) -> Result<SquaredError, QuantError> {
     let cols = layout.cols();
     let scales: Vec<u8> = scales.iter().flat_map(|bits| bits.to_le_bytes()).collect();
-    let tables: Vec<&[f32]> = books.iter().map(|book| book.entries().as_flattened()).collect();
+    let tables: Vec<&[f32]> = (0..books.stages()).map(|stage| books.entries(stage).as_flattened()).collect();
     let matrix = Matrix::new(*layout, indices, &scales);
     let blocks = weights
         .par_chunks(ROW_BLOCK * cols)

@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 use waste_common::container::record::Kind;
 use waste_common::container::writer::{BankWriter, write_codebook_part};
 use waste_common::container::{ExpertQuant, Geometry, MatrixData, encode_record};
+use waste_common::quant::half::f32_to_f16;
+use waste_common::quant::search::Codebooks;
 use waste_common::tensors;
 
 use crate::encode::{self, EncodedMatrix, SquaredError};
 use crate::error::ConvertError;
-use crate::kmeans::Codebook;
-use crate::options::Options;
+use crate::fit::Samples;
+use crate::options::{Options, Recipe};
 use crate::random::SplitMix64;
 use crate::source::Source;
 
-/// Experts the samples come from, at least.
-const SAMPLED_EXPERTS: usize = 12;
 /// Bytes of source weights, indices and records that are held at a time.
 const BATCH_BYTES: u64 = 512 << 20;
 /// Start of every random stream of a conversion.
@@ -81,77 +81,83 @@ pub fn convert_layer(
     for kind in Kind::ALL {
         books.push(fit(source, job, options, kind, tick)?);
     }
-    let bits: Vec<Vec<u16>> = books.iter().flatten().map(Codebook::bits).collect();
+    let bits: Vec<Vec<u16>> = books.iter().flat_map(bits).collect();
     write_codebook_part(dir, job.layer, job.codebook_base, &job.quant, &bits)?;
 
     let mut bank = BankWriter::create(dir, job.layer, job.codebook_base, &job.geometry)?;
     let mut errors = [SquaredError::default(); 3];
+    let recipe = options.effort.recipe();
     let ids: Vec<usize> = (0..job.experts).collect();
-    for ids in ids.chunks(batch(&job.geometry, rayon::current_num_threads())) {
-        let records = ids
-            .par_iter()
-            .map(|expert| encode_expert(source, job, *expert, &books))
-            .collect::<Result<Vec<_>, ConvertError>>()?;
-        for (record, error) in &records {
-            bank.push_record(record)?;
-            errors.iter_mut().zip(error).for_each(|(sum, error)| sum.add(*error));
-        }
-        tick(ids.len() as u64)?;
+    let mut made: Vec<(Vec<u8>, [SquaredError; 3])> = Vec::new();
+    // The last turn only writes.
+    for ids in ids.chunks(batch(&job.geometry, rayon::current_num_threads())).chain([&[][..]]) {
+        let ready = std::mem::take(&mut made);
+        let write = || {
+            for (record, error) in &ready {
+                bank.push_record(record)?;
+                errors.iter_mut().zip(error).for_each(|(sum, error)| sum.add(*error));
+            }
+            tick(ready.len() as u64)
+        };
+        let encode = || {
+            let one = |expert: &usize| encode_expert(source, job, *expert, &books, &recipe);
+            ids.par_iter().map(one).collect::<Result<Vec<_>, ConvertError>>()
+        };
+        let (written, encoded) = rayon::join(write, encode);
+        written?;
+        made = encoded?;
     }
     bank.finish()?;
     let [gate, up, down] = errors.map(|error| error.relative());
     Ok(Errors { gate, up, down })
 }
 
-/// The codebooks of one kind, fitted to vectors from evenly spaced experts.
+/// The f16 bits of each codebook.
+fn bits(books: &Codebooks) -> Vec<Vec<u16>> {
+    let stage = |stage| books.entries(stage).as_flattened().iter().map(|value| f32_to_f16(*value)).collect();
+    (0..books.stages()).map(stage).collect()
+}
+
+/// The codebooks of one kind, fitted to rows spread evenly over all experts: a few are read of each.
 fn fit(
     source: &Source,
     job: &LayerJob,
     options: &Options,
     kind: Kind,
     tick: Tick,
-) -> Result<Vec<Codebook>, ConvertError> {
+) -> Result<Codebooks, ConvertError> {
     let layout = job.geometry.layout(kind);
-    let (vectors, cols) = (layout.rows() * layout.vectors(), layout.cols());
-    let experts = sampled_experts(job.experts, vectors, options.cb_sample);
-    let stream = |expert: u64| SplitMix64::of(&[SEED, job.layer.into(), kind as u64, expert]);
-    let mut samples = Vec::new();
-    let numbered: Vec<(usize, usize)> = experts.iter().copied().enumerate().collect();
-    for some in numbered.chunks(batch(&job.geometry, rayon::current_num_threads())) {
-        let read = |(i, expert): &(usize, usize)| {
-            // Shares of the sample that add up to it exactly.
-            let edge = |i: usize| (i as u128 * options.cb_sample as u128 / experts.len() as u128) as usize;
-            let picked = stream(*expert as u64 + 1).spread(vectors, edge(i + 1) - edge(*i));
-            let weights = source.expert(job.layer.into(), *expert, kind)?;
-            let mut samples = Vec::with_capacity(picked.len());
-            encode::sample(&weights, cols, &picked, &mut samples)
-                .map_err(|error| weights_error(source, job, *expert, kind, error))?;
-            Ok(samples)
+    let rows = job.experts * layout.rows();
+    let stream = |number: u64| SplitMix64::of(&[SEED ^ options.seed, job.layer.into(), kind as u64, number]);
+    let picked = stream(1).spread(rows, options.cb_sample.div_ceil(layout.vectors()));
+    let mut samples = Samples::default();
+    // In pieces, so that an interruption is heeded.
+    for picked in picked.chunks(1024) {
+        let read = |row: &usize| {
+            let (expert, row) = (row / layout.rows(), row % layout.rows());
+            let weights = source.expert_row(job.layer.into(), expert, kind, row)?;
+            encode::sample(row, &weights).map_err(|error| weights_error(source, job, expert, kind, error))
         };
-        samples.extend(some.par_iter().map(read).collect::<Result<Vec<_>, ConvertError>>()?);
+        let read = picked.par_iter().map(read).collect::<Result<Vec<_>, ConvertError>>()?;
+        read.into_iter().for_each(|more| samples.append(more));
         tick(0)?;
     }
     let (stages, entries) = (layout.stages(), layout.entries());
-    let books = encode::collect(&samples).fit(stages, entries, &mut stream(0));
+    let books = samples.fit(stages, entries, &options.effort.recipe(), &mut stream(0));
     tick(0)?;
     Ok(books)
-}
-
-/// Evenly spaced experts: twelve, or as many as fill the sample.
-fn sampled_experts(experts: usize, vectors: usize, sample: usize) -> Vec<usize> {
-    let count = SAMPLED_EXPERTS.max(sample.div_ceil(vectors)).min(experts);
-    (0..count).map(|i| i * experts / count).collect()
 }
 
 fn encode_expert(
     source: &Source,
     job: &LayerJob,
     expert: usize,
-    books: &[Vec<Codebook>],
+    books: &[Codebooks],
+    recipe: &Recipe,
 ) -> Result<(Vec<u8>, [SquaredError; 3]), ConvertError> {
     let one = |kind: Kind| -> Result<EncodedMatrix, ConvertError> {
         let weights = source.expert(job.layer.into(), expert, kind)?;
-        encode::encode(&weights, job.geometry.layout(kind), &books[kind as usize])
+        encode::encode(&weights, job.geometry.layout(kind), &books[kind as usize], recipe)
             .map_err(|error| weights_error(source, job, expert, kind, error))
     };
     // One after the other, so that one matrix is held at a time; rows within it are spread over the threads.
@@ -178,16 +184,8 @@ mod tests {
     use super::*;
     use waste_common::container::ExpertFmt;
 
-    #[test]
-    fn twelve_experts_or_as_many_as_fill_the_sample() {
-        assert_eq!(sampled_experts(896, 1_376_256, 300_000).len(), 12);
-        assert_eq!(sampled_experts(896, 1_376_256, 300_000)[..3], [0, 74, 149]);
-        assert_eq!(sampled_experts(32, 2048, 300_000), (0..32).collect::<Vec<_>>());
-        assert_eq!(sampled_experts(5, 1, 1), [0, 1, 2, 3, 4]);
-    }
-
     /// Whatever the number of threads, experts in work take at most 512 MiB at K3's shapes; the rest of a
-    /// conversion is the samples (10 MB), the index (about 250 MB) and slices of the trunk.
+    /// conversion is the samples (11 MB), the index (about 250 MB) and slices of the trunk.
     #[test]
     fn memory_is_bounded_at_k3_shapes() {
         let quant = ExpertQuant::new(ExpertFmt::Vq3r, 3, 256);

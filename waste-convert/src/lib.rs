@@ -7,8 +7,9 @@ pub mod args;
 pub mod convert;
 pub mod encode;
 mod error;
-pub mod kmeans;
+pub mod fit;
 pub mod layer;
+mod linear;
 mod options;
 pub mod random;
 mod sidecars;
@@ -18,9 +19,9 @@ pub mod trunk;
 
 pub use convert::{Report, Request};
 pub use error::ConvertError;
-pub use options::{CB_SAMPLE, Options, RECIPE};
+pub use options::{CB_SAMPLE, Effort, Options, RECIPE, Recipe};
 
-use args::{Args, Format};
+use args::{Args, EffortArg, Format};
 use waste_common::cli::chain::Kind;
 use waste_common::cli::{Exit, Failure, Interrupt, Output, Tool, resolve_model};
 use waste_common::container::ExpertFmt;
@@ -66,8 +67,15 @@ fn request(args: &Args) -> Result<Request, Failure> {
                 Format::Vq2r => ExpertFmt::Vq2r,
                 Format::Vq4p => ExpertFmt::Vq4p,
             },
+            effort: match args.effort {
+                EffortArg::Fast => Effort::Fast,
+                EffortArg::Normal => Effort::Normal,
+                EffortArg::Max => Effort::Max,
+            },
             trunk_bits: if args.trunk_bits == "8" { 8 } else { 4 },
+            trunk_min_elements: args.trunk_min_elements,
             cb_sample: args.cb_sample as usize,
+            seed: args.seed,
         },
         threads: args.threads.map_or_else(cpus, usize::from),
         force: args.force,

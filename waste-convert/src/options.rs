@@ -1,27 +1,88 @@
 //! What decides the bytes of a container.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use waste_common::container::{ExpertFmt, ExpertQuant, TrunkFmt};
 
 /// Number of the encoding recipe: goes up when the same options give other bytes.
-pub const RECIPE: u32 = 1;
+pub const RECIPE: u32 = 2;
 /// Sample vectors a set of codebooks is fitted to.
 pub const CB_SAMPLE: usize = 300_000;
+/// Tensors of the trunk below this many elements stay F32.
+pub const TRUNK_MIN_ELEMENTS: u64 = 65_536;
+
+/// How much time goes into good weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Effort {
+    /// Residual k-means and greedy search: the cost of the published recipe
+    Fast,
+    /// Codebooks refined together, a beam search of 4
+    Normal,
+    /// A beam search of 16, row scales and codes fitted to each other
+    Max,
+}
+
+/// What an effort stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recipe {
+    /// Rounds of least squares over all codebooks of a kind.
+    pub refinements: usize,
+    /// Width of the beam in those rounds; 1 is greedy.
+    pub fit_width: usize,
+    /// Width of the beam when weights are encoded.
+    pub width: usize,
+    /// How often a row is encoded, each time with the scale fitted to its last codes.
+    pub passes: usize,
+}
+
+impl Effort {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Effort::Fast => "fast",
+            Effort::Normal => "normal",
+            Effort::Max => "max",
+        }
+    }
+
+    /// What is done.
+    pub fn recipe(self) -> Recipe {
+        match self {
+            Effort::Fast => Recipe { refinements: 0, fit_width: 1, width: 1, passes: 1 },
+            Effort::Normal => Recipe { refinements: 6, fit_width: 4, width: 4, passes: 1 },
+            Effort::Max => Recipe { refinements: 8, fit_width: 8, width: 16, passes: 3 },
+        }
+    }
+}
 
 /// The options of a conversion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
     /// How the routed experts are stored.
     pub format: ExpertFmt,
+    /// How they are encoded.
+    pub effort: Effort,
     /// Bits of the text trunk's matrices, 4 or 8.
     pub trunk_bits: u8,
+    /// Tensors of the trunk below this many elements stay F32.
+    pub trunk_min_elements: u64,
     /// Sample vectors per (layer, kind).
     pub cb_sample: usize,
+    /// Seed of the choice of samples and of the codebooks' first entries.
+    pub seed: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { format: ExpertFmt::Vq3r, trunk_bits: 4, cb_sample: CB_SAMPLE }
+        Options {
+            format: ExpertFmt::Vq3r,
+            effort: Effort::Normal,
+            trunk_bits: 4,
+            trunk_min_elements: TRUNK_MIN_ELEMENTS,
+            cb_sample: CB_SAMPLE,
+            seed: 0,
+        }
     }
 }
 
@@ -47,8 +108,11 @@ impl Options {
         let value = json!({
             "recipe": RECIPE,
             "format": self.format.name(),
+            "effort": self.effort.name(),
             "trunk_bits": self.trunk_bits,
+            "trunk_min_elements": self.trunk_min_elements,
             "cb_sample": self.cb_sample,
+            "seed": self.seed,
             "checkpoint_sha256": checkpoint,
         });
         match value {

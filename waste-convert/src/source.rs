@@ -44,6 +44,17 @@ impl Source {
     pub fn expert(&self, layer: usize, expert: usize, kind: ExpertKind) -> Result<Vec<f32>, ConvertError> {
         Ok(self.checkpoint.read_expert(&self.config, layer, expert, kind)?)
     }
+
+    /// One row of it.
+    pub fn expert_row(
+        &self,
+        layer: usize,
+        expert: usize,
+        kind: ExpertKind,
+        row: usize,
+    ) -> Result<Vec<f32>, ConvertError> {
+        Ok(self.checkpoint.read_expert_rows(&self.config, layer, expert, kind, row, 1)?)
+    }
 }
 
 fn check_trunk(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<(), ConvertError> {

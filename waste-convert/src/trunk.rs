@@ -15,8 +15,6 @@ use crate::layer::Tick;
 use crate::options::Options;
 use crate::source::Source;
 
-/// Tensors below this many elements stay F32.
-const SMALL: u64 = 65_536;
 /// Elements of a slice; a row is never cut.
 const SLICE_ELEMENTS: usize = 1 << 20;
 /// Most slices in work: each takes up to 4 MiB as read, 4 widened and 1 encoded.
@@ -48,7 +46,7 @@ pub fn plan(
     let vision = name.starts_with("vision_tower.") || name.starts_with("mm_projector.");
     let wide = name == tensors::embedding(config) || name == tensors::head(config);
     let fmt = match () {
-        () if shape.len() == 1 || elements < SMALL => TrunkFmt::F32,
+        () if shape.len() == 1 || elements < options.trunk_min_elements => TrunkFmt::F32,
         () if vision || wide => TrunkFmt::Q8g,
         () => options.trunk_fmt(),
     };

@@ -3,13 +3,14 @@
 //! - [`half`]: f16 and bf16, one decoder for all of the project
 //! - [`q8g`], [`q4g`], [`q3g`]: the trunk, groups of 128 along a row with one f16 scale each
 //! - [`mxfp4`]: the routed experts of a checkpoint
-//! - [`vq`]: the routed experts of a container
+//! - [`vq`]: the routed experts of a container, [`search`]: which codebook entries stand for given weights
 
 pub mod half;
 pub mod mxfp4;
 pub mod q3g;
 pub mod q4g;
 pub mod q8g;
+pub mod search;
 pub mod vq;
 
 #[cfg(test)]

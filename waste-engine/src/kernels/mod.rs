@@ -7,7 +7,6 @@
 #![allow(unsafe_code)]
 
 pub mod columns;
-mod fma;
 pub mod gemm;
 pub mod math;
 pub mod portable;

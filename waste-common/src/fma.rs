@@ -1,7 +1,8 @@
 //! A fused multiply-add that rounds once, for a system whose library does not.
 //!
 //! Without FMA instructions the compiler calls the C library's `fmaf`. MinGW's computes in x87 precision and rounds
-//! twice, which would give the portable kernels other bits on Windows than everywhere else.
+//! twice, which would give the portable kernels, of the engine too, other bits on Windows than everywhere else.
+#![allow(unsafe_code)]
 
 /// `a · b + c`, rounded once.
 ///
