@@ -6,6 +6,7 @@ use waste_common::cli::CommonArgs;
 use crate::cache::CacheArgs;
 use crate::disk::DiskArgs;
 use crate::kernels::KernelArgs;
+use crate::encode::EncodeArgs;
 use crate::report::FormatArgs;
 use crate::speed::SpeedArgs;
 use crate::sweep::SweepArgs;
@@ -42,6 +43,8 @@ pub enum Command {
     Disk(DiskArgs),
     /// Measure every kernel against the portable one, and look-ups against a plain gather
     Kernels(KernelArgs),
+    /// Measure how fast weights are encoded, on one thread
+    Encode(EncodeArgs),
     /// Write a synthetic container or checkpoint of a named shape
     Synth(SynthArgs),
 }

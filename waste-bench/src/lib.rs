@@ -4,6 +4,7 @@
 pub mod args;
 pub mod cache;
 pub mod disk;
+pub mod encode;
 pub mod environment;
 pub mod kernels;
 pub mod random;
@@ -30,6 +31,8 @@ pub const TOOL: Tool = Tool {
   One option against it:   waste-bench bench.waste --budget 4GiB --compare lookahead=0,6
   What the CPU gives:      waste-bench kernels --only vq_rows
   How fast a disk is:      waste-bench disk /data --json > disk.json; waste-plan k3.waste --bench disk.json
+  How fast an encoder is:  waste-bench encode
+  Weights to encode:       waste-bench synth wide-k3 bench --layers 3 --checkpoint --gaussian
   Which budget is best:    waste-bench sweep bench.waste --budget 2GiB..16GiB
   What a cache would hit:  waste-bench cache --trace tests/traces/kimi-linear-48b-300tok.jsonl",
     details,
@@ -64,6 +67,10 @@ pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
         Some(Command::Kernels(args)) => {
             output.set_schema("waste-bench-kernels/1");
             kernels::run(args, format, output)
+        }
+        Some(Command::Encode(args)) => {
+            output.set_schema("waste-bench-encode/1");
+            encode::run(args, output)
         }
         Some(Command::Synth(args)) => {
             output.set_schema("waste-bench-synth/1");

@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
@@ -44,7 +45,27 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 
-    /// Worker threads; all CPUs by default
+    /// Worker processes; each converts one layer at a time, with its share of the threads [default: 3, or one a CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub jobs: Option<u16>,
+
+    /// Only these layers, such as 1-10,40: neither trunk nor manifest. Runs for other layers may go on beside it
+    #[arg(long, value_name = "LIST", value_parser = layer_list, conflicts_with = "finish")]
+    pub layers: Option<LayerList>,
+
+    /// Neither trunk nor manifest, only layers
+    #[arg(long, conflicts_with = "finish")]
+    pub skip_trunk: bool,
+
+    /// Only what is left when all layers are there: trunk, tokenizer, manifest
+    #[arg(long)]
+    pub finish: bool,
+
+    /// Run as a worker of another waste-convert
+    #[arg(long, hide = true)]
+    pub worker: bool,
+
+    /// Threads of all workers together; all CPUs by default
     #[arg(long, value_name = "N", env = "WASTE_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 
@@ -75,4 +96,39 @@ pub enum EffortArg {
     Normal,
     /// A beam search of 16, row scales and codes fitted to each other
     Max,
+}
+
+/// Layer numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerList(pub BTreeSet<u16>);
+
+/// `1-10,40`
+fn layer_list(text: &str) -> Result<LayerList, String> {
+    let fail = || format!("`{text}`: layer numbers and ranges such as 1-10,40 are expected");
+    let number = |text: &str| text.trim().parse::<u16>().map_err(|_| fail());
+    let mut layers = BTreeSet::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last {
+            return Err(fail());
+        }
+        layers.extend(first..=last);
+    }
+    Ok(LayerList(layers))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_layers() {
+        let list = |text| layer_list(text).map(|list| list.0.into_iter().collect::<Vec<_>>());
+        assert_eq!(list("1-3, 40,2"), Ok(vec![1, 2, 3, 40]));
+        assert_eq!(crate::error::layer_list(&[1, 2, 3, 40]), "1-3,40");
+        for wrong in ["", "3-1", "1-", "x", "1,,2", "70000"] {
+            assert!(list(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -1,7 +1,9 @@
 //! The whole conversion: what is there, what is missing, and the order in which it becomes a container.
 
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use serde_json::{Map, Value};
@@ -14,13 +16,16 @@ use waste_common::files::FileError;
 use waste_common::io::filesystem;
 use waste_common::machine;
 
+use crate::crew::{Crew, Owner};
 use crate::error::ConvertError;
-use crate::layer::{Errors, LayerJob, convert_layer};
+use crate::layer::{Errors, LayerJob};
 use crate::options::Options;
 use crate::sidecars::{self, Sidecar};
 use crate::source::Source;
-use crate::state::{self, STATE, State};
+use crate::state::{self, STATE};
+use crate::tracker::Tracker;
 use crate::trunk;
+use crate::worker::{self, Begin};
 
 /// Key of the manifest that says how the container was made. Readers don't need it.
 pub const CONVERSION: &str = "conversion";
@@ -34,10 +39,27 @@ pub struct Request {
     pub container: PathBuf,
     /// What decides the container's bytes.
     pub options: Options,
-    /// Worker threads.
+    /// What to do of it.
+    pub work: Work,
+    /// Threads of all workers together.
     pub threads: usize,
+    /// Worker processes.
+    pub jobs: usize,
+    /// This program, to be started as a worker; without it layers are converted in this process.
+    pub program: Option<PathBuf>,
     /// Replace what stands in the container's directory.
     pub force: bool,
+}
+
+/// Which part of a conversion a run does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Work {
+    /// Everything that is missing.
+    All,
+    /// These layers, or all; neither trunk nor manifest. Other processes may be at other layers.
+    Layers(Option<BTreeSet<u16>>),
+    /// What is left when all layers are there.
+    Finish,
 }
 
 /// What came of it: the tool's JSON.
@@ -48,9 +70,14 @@ pub struct Report {
     pub checkpoint: String,
     pub arch: String,
     pub format: &'static str,
+    pub effort: &'static str,
     pub trunk_bits: u8,
+    /// Finished ones.
     pub layers: usize,
+    /// Experts of these.
     pub experts: usize,
+    /// Layers that are not finished; without any there is a container, if the trunk is there too.
+    pub owed_layers: Vec<u16>,
     /// Of all files.
     pub bytes: u64,
     pub seconds: f64,
@@ -58,7 +85,8 @@ pub struct Report {
     pub error: Option<Errors>,
     /// Layers that an earlier run had finished.
     pub resumed_layers: usize,
-    pub manifest_sha256: String,
+    /// None until the container is finished.
+    pub manifest_sha256: Option<String>,
     pub peak_rss_bytes: Option<u64>,
 }
 
@@ -82,20 +110,19 @@ pub fn convert(request: &Request, output: &Output, interrupt: &Interrupt) -> Res
     }
     let conversion = Conversion::new(request, &source)?;
     conversion.check_space(free_bytes(&request.container))?;
-    let writer = ContainerWriter::create(&request.container)?;
     if let Some(warning) = filesystem(&request.container).ok().and_then(|system| system.warning) {
         output.warn(format_args!("{}: {warning}", request.container.display()));
     }
     conversion.warnings.iter().for_each(|warning| output.warn(warning));
-    let (state, resumed) = match conversion.begin()? {
-        Begun::Finished(state) => {
+    let writer = ContainerWriter::create(&request.container)?;
+    let done = match conversion.begin()? {
+        Begun::Finished(layers) => {
             output.note(format_args!("{} is finished already", request.container.display()));
-            let resumed = state.layers.len();
-            (state, resumed)
+            Done { resumed: layers.len(), layers }
         }
-        Begun::Unfinished(state) => pool.install(|| conversion.work(writer, state, output, interrupt))?,
+        Begun::Unfinished => pool.install(|| conversion.work(writer, output, interrupt))?,
     };
-    conversion.report(&state, resumed, start)
+    conversion.report(&done, start)
 }
 
 /// Refuses a target that holds files of a checkpoint, forced or not: some have the names of a container's.
@@ -129,14 +156,27 @@ struct Conversion<'a> {
 }
 
 enum Begun {
-    Finished(State),
-    Unfinished(State),
+    Finished(Layers),
+    Unfinished,
+}
+
+/// What a run leaves.
+struct Done {
+    /// Finished layers.
+    layers: Layers,
+    /// How many of them were there before.
+    resumed: usize,
 }
 
 impl<'a> Conversion<'a> {
     fn new(request: &'a Request, source: &'a Source) -> Result<Self, ConvertError> {
         let quant = request.options.quant();
         let jobs = jobs(source, &quant)?;
+        if let Work::Layers(Some(layers)) = &request.work
+            && let Some(layer) = layers.iter().find(|layer| jobs.iter().all(|job| job.layer != **layer))
+        {
+            return Err(ConvertError::NoSuchLayer { layer: *layer });
+        }
         let (sidecars, warnings) = sidecars::collect(source)?;
         let fingerprint = request.options.fingerprint(&source.fingerprint);
         Ok(Conversion { request, source, fingerprint, quant, jobs, sidecars, warnings })
@@ -180,43 +220,41 @@ impl<'a> Conversion<'a> {
             state::remove(dir, &state::written_files(dir)?)?;
             return self.begin_anew();
         }
-        let state = State::load(dir, &self.fingerprint)?;
+        let begun = state::begun(dir, &self.fingerprint)?;
         if dir.join(MANIFEST).exists() {
-            let made = self.finished()?;
-            return match (made, state) {
-                (Ok(errors), _) => {
+            return match (self.finished()?, begun) {
+                (Ok(layers), _) => {
                     // Killed between the commit and the tidying up.
                     let work = state::written_files(dir)?.into_iter();
                     let work = work.filter(|name| self.is_work_file(name)).collect::<Vec<_>>();
                     state::remove(dir, &work)?;
                     state::remove(dir, &[STATE.to_owned()])?;
-                    let mut state = State::new(self.fingerprint.clone());
-                    state.layers = errors;
-                    Ok(Begun::Finished(state))
+                    Ok(Begun::Finished(layers))
                 }
-                (Err(reason), None) => Err(ConvertError::Exists { dir: dir.to_owned(), reason }),
+                (Err(reason), false) => Err(ConvertError::Exists { dir: dir.to_owned(), reason }),
                 // Ours, but damaged: what is missing is made again.
-                (Err(_), Some(state)) => {
+                (Err(_), true) => {
                     state::remove(dir, &[MANIFEST.to_owned()])?;
-                    Ok(Begun::Unfinished(state))
+                    Ok(Begun::Unfinished)
                 }
             };
         }
-        match (state, state::written_files(dir)?.into_iter().next()) {
-            (Some(state), _) => Ok(Begun::Unfinished(state)),
-            (None, None) => self.begin_anew(),
-            (None, Some(file)) => Err(ConvertError::Foreign { dir: dir.to_owned(), file }),
+        match (begun, state::written_files(dir)?.into_iter().next()) {
+            (true, _) => Ok(Begun::Unfinished),
+            (false, None) => self.begin_anew(),
+            (false, Some(file)) => Err(ConvertError::Foreign { dir: dir.to_owned(), file }),
         }
     }
 
     fn begin_anew(&self) -> Result<Begun, ConvertError> {
-        let state = State::new(self.fingerprint.clone());
-        state.save(self.dir())?;
-        Ok(Begun::Unfinished(state))
+        state::begin(self.dir(), &self.fingerprint)?;
+        Ok(Begun::Unfinished)
     }
 
     fn is_work_file(&self, name: &str) -> bool {
-        name.ends_with(".tmp") || name.starts_with("codebooks-L") || name == "trunk-index.json"
+        ["codebooks-L", "convert-L"].iter().any(|prefix| name.starts_with(prefix))
+            || name.ends_with(".tmp")
+            || name == "trunk-index.json"
     }
 
     /// The layers' errors of the container that stands here if it is what this conversion would make; else why not.
@@ -238,66 +276,161 @@ impl<'a> Conversion<'a> {
         Ok(serde_json::from_value(errors).map_err(|_| " of another version".to_owned()))
     }
 
-    /// Makes what is missing, then the container of it. Returns how many layers were there before.
+    /// Makes what is missing, then the container of it.
     fn work(
         &self,
         writer: ContainerWriter,
-        mut state: State,
         output: &Output,
         interrupt: &Interrupt,
-    ) -> Result<(State, usize), ConvertError> {
-        self.sweep(&mut state, output)?;
-        let trunk = self.trunk(output, interrupt)?;
-        let total: usize = self.jobs.iter().map(|job| job.experts).sum();
-        // Codebooks first, then encoding: experts are counted as they are encoded.
-        let progress = Progress::new(output, "experts", total as u64, Unit::Count);
-        let tick = |experts| {
-            progress.add(experts);
-            if interrupt.requested() { Err(ConvertError::Interrupted) } else { Ok(()) }
-        };
-        let resumed = state.layers.len();
-        for job in &self.jobs {
-            if state.layers.contains_key(&job.layer) {
-                progress.skip(job.experts as u64);
-                continue;
+    ) -> Result<Done, ConvertError> {
+        // Other processes may work on other layers beside this one; what is for all layers needs the lock.
+        let alone = match &self.request.work {
+            Work::Layers(_) => {
+                drop(writer);
+                None
             }
-            tick(0)?;
-            let errors = convert_layer(self.source, job, &self.request.options, self.dir(), &tick)?;
-            output.note(format_args!("layer {}: error {}", job.layer, show(&errors)));
-            state.layers.insert(job.layer, errors);
-            state.save(self.dir())?;
+            _ => Some(writer),
+        };
+        let mut layers = self.sweep(alone.is_some(), output)?;
+        let resumed = layers.len();
+        let wanted = |job: &&LayerJob| match &self.request.work {
+            Work::All | Work::Layers(None) => true,
+            Work::Layers(Some(some)) => some.contains(&job.layer),
+            Work::Finish => false,
+        };
+        let owed: Vec<&LayerJob> = self.jobs.iter().filter(wanted).collect();
+        let owed = owed.into_iter().filter(|job| !layers.contains_key(&job.layer)).collect::<Vec<_>>();
+        if let Work::Finish = self.request.work {
+            let missing = self.owed(&layers);
+            if !missing.is_empty() {
+                return Err(ConvertError::Owed { dir: self.dir().to_owned(), layers: missing });
+            }
         }
-        progress.finish();
+        let trunk = match &alone {
+            Some(_) => Some(self.trunk(output, interrupt)?),
+            None => None,
+        };
+        layers.extend(self.layers(&owed, output, interrupt)?);
+        if let (Some(writer), Some(trunk)) = (alone, trunk) {
+            self.commit(writer, trunk, &layers)?;
+        }
+        Ok(Done { layers, resumed })
+    }
+
+    fn owed(&self, layers: &Layers) -> Vec<u16> {
+        self.jobs.iter().map(|job| job.layer).filter(|layer| !layers.contains_key(layer)).collect()
+    }
+
+    /// Converts layers, in worker processes where there can be any.
+    fn layers(
+        &self,
+        jobs: &[&LayerJob],
+        output: &Output,
+        interrupt: &Interrupt,
+    ) -> Result<Layers, ConvertError> {
+        let request = self.request;
+        let expert = |job: &LayerJob| self.source.expert_bytes(job.layer.into());
+        let run = Run {
+            queue: Mutex::new(jobs.iter().map(|job| job.layer).collect()),
+            expert_bytes: jobs.iter().map(|job| (job.layer, expert(job))).collect(),
+            tracker: Tracker::new(
+                output,
+                jobs.len(),
+                jobs.iter().map(|job| job.experts as u64 * expert(job)).sum(),
+                jobs.iter().map(|job| job.experts as u64).sum(),
+            ),
+            finished: Mutex::default(),
+            output,
+        };
+        let workers = request.jobs.clamp(1, jobs.len().max(1));
+        let begin = Begin {
+            checkpoint: request.checkpoint.clone(),
+            container: request.container.clone(),
+            options: request.options,
+            threads: (request.threads / workers).max(1),
+        };
+        let crew = request.program.clone().filter(|_| !jobs.is_empty()).map(|program| Crew {
+            program,
+            begin,
+            workers,
+            output,
+            interrupt,
+        });
+        let crew = crew.filter(|crew| match crew.can_start() {
+            Ok(()) => true,
+            Err(error) => {
+                output.warn(format_args!("no worker can be started ({error}): layers are converted in this process"));
+                false
+            }
+        });
+        match crew {
+            Some(crew) => crew.work(&run)?,
+            None => self.in_this_process(jobs, &run, interrupt)?,
+        }
+        Ok(run.finished.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn in_this_process(
+        &self,
+        jobs: &[&LayerJob],
+        run: &Run,
+        interrupt: &Interrupt,
+    ) -> Result<(), ConvertError> {
+        while let Some(layer) = run.next() {
+            let Some(job) = jobs.iter().find(|job| job.layer == layer) else { continue };
+            let tick = |experts| {
+                run.experts(layer, i64::try_from(experts).unwrap_or(i64::MAX));
+                if interrupt.requested() { Err(ConvertError::Interrupted) } else { Ok(()) }
+            };
+            tick(0)?;
+            let options = &self.request.options;
+            let errors = worker::finish_layer(self.source, job, options, self.dir(), &tick)?;
+            run.done(layer, errors)?;
+        }
+        Ok(())
+    }
+
+    fn commit(
+        &self,
+        writer: ContainerWriter,
+        trunk: Vec<TrunkEntry>,
+        layers: &Layers,
+    ) -> Result<(), ConvertError> {
         for (name, content) in &self.sidecars {
             writer.sidecar(name, content)?;
         }
         let names: Vec<&str> = self.sidecars.iter().map(|(name, _)| *name).collect();
-        writer.commit(self.manifest(trunk, &state), &names)?;
-        state::remove(self.dir(), &[STATE.to_owned()])?;
-        Ok((state, resumed))
+        writer.commit(self.manifest(trunk, layers), &names)?;
+        let work = state::written_files(self.dir())?.into_iter();
+        state::remove(self.dir(), &work.filter(|name| self.is_work_file(name)).collect::<Vec<_>>())?;
+        state::remove(self.dir(), &[STATE.to_owned()])
     }
 
-    /// Forgets layers whose files are not sound, and removes what an interruption left half-made.
-    fn sweep(&self, state: &mut State, output: &Output) -> Result<(), ConvertError> {
-        let mut sound = state.clone();
-        sound.layers.clear();
-        let progress = Progress::new(output, "layers checked", state.layers.len() as u64, Unit::Count);
-        for job in &self.jobs {
-            if state.has(self.dir(), job)? {
-                sound.layers.extend(state.layers.get(&job.layer).map(|errors| (job.layer, *errors)));
-            } else if state.layers.contains_key(&job.layer) {
-                output.warn(format_args!("layer {} is damaged on disk and is made again", job.layer));
+    /// The layers that are finished and sound. Alone, it also removes what an interruption left half-made.
+    fn sweep(&self, alone: bool, output: &Output) -> Result<Layers, ConvertError> {
+        let mut sound = Layers::new();
+        let recorded = |job: &LayerJob| state::is_recorded(self.dir(), job.layer);
+        let total = self.jobs.iter().filter(|job| recorded(job)).count();
+        let progress = Progress::new(output, "layers checked", total as u64, Unit::Count);
+        for job in self.jobs.iter().filter(|job| recorded(job)) {
+            match state::finished(self.dir(), job, &self.fingerprint)? {
+                Some(errors) => {
+                    sound.insert(job.layer, errors);
+                }
+                None => output.warn(format_args!("layer {} is damaged on disk and is made again", job.layer)),
             }
-            progress.add(state.layers.contains_key(&job.layer).into());
+            progress.add(1);
         }
         progress.finish();
-        let kept: Vec<String> = sound.layers.keys().flat_map(|layer| state::layer_files(*layer)).collect();
-        let layer_file = |name: &String| name.starts_with("experts-L") || name.starts_with("codebooks-L");
-        let left = state::written_files(self.dir())?.into_iter();
-        let left = left.filter(|name| name.ends_with(".tmp") || (layer_file(name) && !kept.contains(name)));
-        state::remove(self.dir(), &left.collect::<Vec<_>>())?;
-        *state = sound;
-        state.save(self.dir())
+        if alone {
+            let kept: Vec<String> = sound.keys().flat_map(|layer| state::layer_files(*layer)).collect();
+            let prefixes = ["experts-L", "codebooks-L", "convert-L"];
+            let of_a_layer = |name: &String| prefixes.iter().any(|prefix| name.starts_with(prefix));
+            let left = state::written_files(self.dir())?.into_iter().filter(|name| !name.ends_with(".lock"));
+            let left = left.filter(|name| name.ends_with(".tmp") || (of_a_layer(name) && !kept.contains(name)));
+            state::remove(self.dir(), &left.collect::<Vec<_>>())?;
+        }
+        Ok(sound)
     }
 
     /// The trunk that an earlier run finished, or a new one.
@@ -325,16 +458,15 @@ impl<'a> Conversion<'a> {
         Ok(entries)
     }
 
-    fn manifest(&self, trunk: Vec<TrunkEntry>, state: &State) -> Manifest {
+    fn manifest(&self, trunk: Vec<TrunkEntry>, layers: &Layers) -> Manifest {
         let config = &self.source.config;
         let bank = |job: &LayerJob| {
             let bank = bank_entry(job.layer, job.experts as u32, job.codebook_base, &job.geometry);
             (u32::from(job.layer), bank)
         };
         let mut conversion = self.fingerprint.clone();
-        let layers = state.layers.iter();
         let layers: Map<String, Value> =
-            layers.map(|(layer, errors)| (layer.to_string(), errors_value(errors))).collect();
+            layers.iter().map(|(layer, errors)| (layer.to_string(), errors_value(errors))).collect();
         conversion.insert("layers".into(), layers.into());
         Manifest {
             arch: config.arch.to_owned(),
@@ -348,32 +480,64 @@ impl<'a> Conversion<'a> {
         }
     }
 
-    fn report(&self, state: &State, resumed: usize, start: Instant) -> Result<Report, ConvertError> {
-        let container = Container::open(self.dir())?;
+    fn report(&self, done: &Done, start: Instant) -> Result<Report, ConvertError> {
+        let finished = self.dir().join(MANIFEST).exists();
+        let container = if finished { Some(Container::open(self.dir())?) } else { None };
         let written = state::written_files(self.dir())?;
         let bytes = state::bytes_of(self.dir(), written.iter().map(String::as_str).chain([MANIFEST]));
+        let layers = &done.layers;
         Ok(Report {
             container: self.dir().display().to_string(),
             checkpoint: self.request.checkpoint.display().to_string(),
             arch: self.source.config.arch.to_owned(),
             format: self.quant.fmt.name(),
+            effort: self.request.options.effort.name(),
             trunk_bits: self.request.options.trunk_bits,
-            layers: self.jobs.len(),
-            experts: self.jobs.iter().map(|job| job.experts).sum(),
+            layers: layers.len(),
+            experts: self.jobs.iter().filter(|job| layers.contains_key(&job.layer)).map(|job| job.experts).sum(),
+            owed_layers: self.owed(layers),
             bytes,
             seconds: (start.elapsed().as_secs_f64() * 1e3).round() / 1e3,
-            error: mean(state.layers.values()),
-            resumed_layers: resumed,
-            manifest_sha256: container.manifest_sha256().to_owned(),
+            error: mean(layers.values()),
+            resumed_layers: done.resumed,
+            manifest_sha256: container.map(|container| container.manifest_sha256().to_owned()),
             peak_rss_bytes: machine::peak_rss_bytes(),
         })
     }
 }
 
-type Layers = std::collections::BTreeMap<u16, Errors>;
+/// What the workers are given and what they have done.
+struct Run<'a> {
+    queue: Mutex<VecDeque<u16>>,
+    /// Source bytes of an expert of each layer.
+    expert_bytes: BTreeMap<u16, u64>,
+    tracker: Tracker,
+    finished: Mutex<Layers>,
+    output: &'a Output,
+}
+
+impl Owner for Run<'_> {
+    fn next(&self) -> Option<u16> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    fn experts(&self, layer: u16, experts: i64) {
+        let bytes = self.expert_bytes.get(&layer).map_or(0, |bytes| *bytes as i64);
+        self.tracker.experts(experts, experts.saturating_mul(bytes));
+    }
+
+    fn done(&self, layer: u16, errors: Errors) -> Result<(), ConvertError> {
+        self.finished.lock().unwrap_or_else(PoisonError::into_inner).insert(layer, errors);
+        let (done, of) = self.tracker.layer();
+        self.output.note(format_args!("layer {layer}: error {} ({done} of {of} layers)", show(&errors)));
+        Ok(())
+    }
+}
+
+type Layers = BTreeMap<u16, Errors>;
 
 /// One job per MoE layer; codebooks are numbered by the layer's place, so that nothing is ever renumbered.
-fn jobs(source: &Source, quant: &ExpertQuant) -> Result<Vec<LayerJob>, ConvertError> {
+pub fn jobs(source: &Source, quant: &ExpertQuant) -> Result<Vec<LayerJob>, ConvertError> {
     let layers: Vec<usize> = source.config.moe_layers().collect();
     let owned = quant.codebooks_per_layer();
     let codebooks = layers.len() as u64 * u64::from(owned);
@@ -446,6 +610,9 @@ impl std::fmt::Display for Report {
         if let Some(error) = &self.error {
             write!(f, ", {} error {}", self.format, show(error))?;
         }
+        if !self.owed_layers.is_empty() {
+            write!(f, ", {} layers owed", self.owed_layers.len())?;
+        }
         write!(f, ", {:.1} s", self.seconds)
     }
 }
@@ -464,7 +631,10 @@ mod tests {
             checkpoint,
             container: dir.path().join("not yet"),
             options: Options::default(),
+            work: Work::All,
             threads: 1,
+            jobs: 1,
+            program: None,
             force: false,
         };
         let conversion = Conversion::new(&request, &source).unwrap();

@@ -59,6 +59,14 @@ pub enum ConvertError {
     #[error("{}: the container needs {} more, {} are free: free {} or choose another disk",
         dir.display(), ByteSize(*needed), ByteSize(*free), ByteSize(needed - free))]
     NoSpace { dir: PathBuf, needed: u64, free: u64 },
+    #[error("the model has no MoE layer {layer}")]
+    NoSuchLayer { layer: u16 },
+    #[error("{} lacks layer(s) {}: convert them first, with the same options", dir.display(), layer_list(layers))]
+    Owed { dir: PathBuf, layers: Vec<u16> },
+    #[error("layer {layer}: {}", report.message)]
+    Worker { layer: u16, report: Box<crate::worker::Report> },
+    #[error("the worker of layer {layer} {how}, twice; what is finished is kept, the same command tries again")]
+    WorkerDied { layer: u16, how: String },
     #[error("cannot start {threads} threads: {source}")]
     Threads { threads: usize, source: rayon::ThreadPoolBuildError },
     #[error("interrupted; the same command goes on where this one stopped")]
@@ -73,6 +81,22 @@ fn list(names: &[String]) -> String {
         text.push_str(", …");
     }
     text
+}
+
+/// `1-10,40`
+pub fn layer_list(layers: &[u16]) -> String {
+    let mut parts: Vec<(u16, u16)> = Vec::new();
+    for layer in layers {
+        match parts.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(*layer) => *last = *layer,
+            _ => parts.push((*layer, *layer)),
+        }
+    }
+    let show = |(first, last): &(u16, u16)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    parts.iter().map(show).collect::<Vec<_>>().join(",")
 }
 
 impl ConvertError {
@@ -92,6 +116,12 @@ impl Coded for ConvertError {
             ConvertError::Json(error) => error.exit(),
             ConvertError::NoSpace { .. } => Exit::Space,
             ConvertError::Threads { .. } => Exit::Space,
+            ConvertError::NoSuchLayer { .. } => Exit::Usage,
+            ConvertError::WorkerDied { .. } => Exit::Internal,
+            ConvertError::Worker { report, .. } => {
+                let all = Exit::TABLE.iter().map(|(exit, _)| *exit);
+                all.into_iter().find(|exit| exit.code() == report.exit).unwrap_or(Exit::Internal)
+            }
             ConvertError::Interrupted => Exit::Interrupted,
             _ => Exit::Data,
         }
@@ -117,6 +147,11 @@ impl Coded for ConvertError {
             ConvertError::SameDirectory { .. } => "same_directory",
             ConvertError::NoSpace { .. } => "disk_full",
             ConvertError::Threads { .. } => "no_threads",
+            ConvertError::NoSuchLayer { .. } => "no_such_layer",
+            ConvertError::Owed { .. } => "layers_owed",
+            ConvertError::WorkerDied { .. } => "worker_died",
+            // One string, at the end of a run.
+            ConvertError::Worker { report, .. } => report.code.clone().leak(),
             ConvertError::Interrupted => "interrupted",
         }
     }
@@ -135,6 +170,16 @@ impl Coded for ConvertError {
             }
             ConvertError::Tensor { name, .. } | ConvertError::Weights { name, .. } => {
                 fields.insert("tensor".into(), name.clone().into());
+            }
+            ConvertError::Worker { layer, report } => {
+                fields.clone_from(&report.fields);
+                fields.insert("layer".into(), (*layer).into());
+            }
+            ConvertError::WorkerDied { layer, .. } | ConvertError::NoSuchLayer { layer } => {
+                fields.insert("layer".into(), (*layer).into());
+            }
+            ConvertError::Owed { layers, .. } => {
+                fields.insert("owed_layers".into(), layers.clone().into());
             }
             ConvertError::Exists { dir, .. } => {
                 fields.insert("container".into(), dir.display().to_string().into());

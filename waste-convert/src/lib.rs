@@ -5,6 +5,7 @@
 
 pub mod args;
 pub mod convert;
+mod crew;
 pub mod encode;
 mod error;
 pub mod fit;
@@ -15,9 +16,11 @@ pub mod random;
 mod sidecars;
 pub mod source;
 mod state;
+mod tracker;
 pub mod trunk;
+mod worker;
 
-pub use convert::{Report, Request};
+pub use convert::{Report, Request, Work};
 pub use error::ConvertError;
 pub use options::{CB_SAMPLE, Effort, Options, RECIPE, Recipe};
 
@@ -34,6 +37,9 @@ pub const TOOL: Tool = Tool {
     examples: "  waste-convert k3 k3.waste                       convert, or go on after an interruption\n  \
                waste-convert k3 k3.waste --trunk-bits 8        a more exact trunk\n  \
                waste-convert k3 k3.waste --format vq4p         experts whose tables fit vector registers\n  \
+               waste-convert k3 k3.waste --effort max          better weights, at some times the time\n  \
+               waste-convert k3 k3.waste --layers 1-30         a part, on one of several machines\n  \
+               waste-convert k3 k3.waste --finish              the rest, when all layers are there\n  \
                waste-convert k3 k3.waste --force               begin anew\n  \
                waste-download moonshotai/Kimi-K3 --dest k3 --json | waste-convert - k3.waste --json",
     details: Vec::new,
@@ -44,6 +50,10 @@ pub const TOOL: Tool = Tool {
 /// # Errors
 /// See [`ConvertError`]; the chained tool failed.
 pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
+    if args.worker {
+        worker::run(&Interrupt::install()?)?;
+        return Ok(Exit::Done);
+    }
     let request = request(&args)?;
     let report = convert::convert(&request, output, &Interrupt::install()?)?;
     if output.json() {
@@ -54,10 +64,19 @@ pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+/// Worker processes, where there are as many CPUs.
+const JOBS: usize = 3;
+
 fn request(args: &Args) -> Result<Request, Failure> {
     let model = resolve_model(&args.checkpoint)?;
     let checkpoint = model.expect_kind(Kind::Checkpoint)?.to_owned();
-    let cpus = || std::thread::available_parallelism().map_or(1, usize::from);
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let work = match (&args.layers, args.skip_trunk, args.finish) {
+        (_, _, true) => Work::Finish,
+        (Some(layers), ..) => Work::Layers(Some(layers.0.clone())),
+        (None, true, _) => Work::Layers(None),
+        (None, false, _) => Work::All,
+    };
     Ok(Request {
         checkpoint,
         container: args.container.clone(),
@@ -77,7 +96,10 @@ fn request(args: &Args) -> Result<Request, Failure> {
             cb_sample: args.cb_sample as usize,
             seed: args.seed,
         },
-        threads: args.threads.map_or_else(cpus, usize::from),
+        work,
+        threads: args.threads.map_or(cpus, usize::from),
+        jobs: args.jobs.map_or(JOBS.min(cpus), usize::from),
+        program: std::env::current_exe().ok(),
         force: args.force,
     })
 }

@@ -10,8 +10,20 @@ use crate::error::ConvertError;
 use crate::source::Source;
 
 /// Every sidecar a conversion may write.
-pub const NAMES: [&str; 5] =
-    ["tokenizer.model", "specials.json", "vision.json", "chat_template.jinja", "generation_config.json"];
+pub const NAMES: [&str; 9] = [
+    "tokenizer.model",
+    "specials.json",
+    "vision.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "LICENSE",
+    "LICENSE.md",
+    "LICENSE.txt",
+    "README.md",
+];
+/// Those that are copied as they are, if the checkpoint has them.
+const COPIED: [&str; 6] =
+    ["chat_template.jinja", "generation_config.json", "LICENSE", "LICENSE.md", "LICENSE.txt", "README.md"];
 /// Largest other sidecar.
 const BYTES_MAX: u64 = 64 << 20;
 /// A cap on the prompt cost of an image.
@@ -53,7 +65,7 @@ pub fn collect(source: &Source) -> Result<(Vec<Sidecar>, Vec<String>), ConvertEr
     if source.config.vision.is_some() {
         files.push(("vision.json", pretty(&vision(source.checkpoint.config(), dir)?)));
     }
-    for name in ["chat_template.jinja", "generation_config.json"] {
+    for name in COPIED {
         if dir.join(name).exists() {
             files.push((name, json::read_bounded(&dir.join(name), BYTES_MAX)?));
         }

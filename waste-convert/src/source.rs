@@ -45,6 +45,16 @@ impl Source {
         Ok(self.checkpoint.read_expert(&self.config, layer, expert, kind)?)
     }
 
+    /// Bytes of the tensors of one expert of a layer.
+    pub fn expert_bytes(&self, layer: usize) -> u64 {
+        let bytes = |kind| {
+            let base = tensors::expert(&self.config, layer, 0, kind);
+            let parts = ["weight", "weight_packed", "weight_scale"].map(|part| format!("{base}.{part}"));
+            parts.iter().filter_map(|name| self.checkpoint.info(name).ok()).map(|info| info.bytes).sum::<u64>()
+        };
+        ExpertKind::ALL.into_iter().map(bytes).sum()
+    }
+
     /// One row of it.
     pub fn expert_row(
         &self,

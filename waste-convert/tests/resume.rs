@@ -10,18 +10,19 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use util::*;
+use waste_common::container::integrity::sha256_hex;
 use waste_common::cli::{Captured, CommonArgs, Exit, Interrupt, Tool, run_captured};
-use waste_convert::{Options, Request};
+use waste_convert::{Effort, Options, Request, Work};
 
 /// The quickest format.
-const OPTIONS: [&str; 4] = ["--cb-sample", "2048", "--format", "vq4p"];
+const OPTIONS: [&str; 6] = ["--cb-sample", "2048", "--format", "vq4p", "--effort", "fast"];
 
 fn spawn(checkpoint: &Path, container: &Path) -> Child {
     waste_tests::tool::process("waste-convert")
         .arg(checkpoint)
         .arg(container)
         .args(OPTIONS)
-        .args(["--threads", "1", "-q"])
+        .args(["--threads", "1", "--jobs", "1", "-q"])
         .stdout(Stdio::null())
         .spawn()
         .unwrap()
@@ -98,8 +99,17 @@ struct NoArgs {
 }
 
 fn request(container: PathBuf) -> Request {
-    let options = Options { cb_sample: 1024, ..Options::default() };
-    Request { checkpoint: golden("tiny-linear"), container, options, threads: 1, force: false }
+    let options = Options { cb_sample: 1024, effort: Effort::Fast, ..Options::default() };
+    Request {
+        checkpoint: golden("tiny-linear"),
+        container,
+        options,
+        work: Work::All,
+        threads: 1,
+        jobs: 1,
+        program: None,
+        force: false,
+    }
 }
 
 /// Converts in this process; `stop` ends it at the first safe point.
@@ -132,12 +142,15 @@ fn begun(whole: &Path, layers: u16) -> tempfile::TempDir {
         let name = format!("codebooks-L{layer}.bin");
         fs::write(dir.path().join(name), &books[(layer - 1) * part..][..part]).unwrap();
     }
-    edit(&dir.path().join("convert.state.json"), |state| {
-        for layer in 1..=layers {
-            let key = layer.to_string();
-            state["layers"][&key] = manifest["conversion"]["layers"][&key].clone();
-        }
-    });
+    let state: serde_json::Value =
+        serde_json::from_slice(&fs::read(dir.path().join("convert.state.json")).unwrap()).unwrap();
+    let options_sha256 = sha256_hex(state["options"].to_string().as_bytes());
+    for layer in 1..=layers {
+        let errors = &manifest["conversion"]["layers"][layer.to_string()];
+        let record =
+            serde_json::json!({"version": 2, "options_sha256": options_sha256, "errors": errors});
+        fs::write(dir.path().join(format!("convert-L{layer}.json")), record.to_string()).unwrap();
+    }
     dir
 }
 
@@ -146,7 +159,7 @@ fn what_is_damaged_is_made_again_and_what_is_sound_is_kept() {
     let whole = tempfile::tempdir().unwrap();
     assert_eq!(run(whole.path(), false).exit, Exit::Done);
     type Damage = fn(&Path);
-    let damages: [(u64, Damage); 10] = [
+    let damages: [(u64, Damage); 12] = [
         (3, |_| ()),
         (2, |dir| fs::remove_file(dir.join("experts-L2.bin")).unwrap()),
         (2, |dir| fs::remove_file(dir.join("codebooks-L1.bin")).unwrap()),
@@ -158,6 +171,8 @@ fn what_is_damaged_is_made_again_and_what_is_sound_is_kept() {
         (3, |dir| fs::write(dir.join("trunk-index.json"), b"[").unwrap()),
         (3, |dir| fs::write(dir.join("experts-L9.bin.tmp"), b"left over").unwrap()),
         (3, |dir| fs::write(dir.join("experts-L4.bin"), b"not vouched for").unwrap()),
+        (2, |dir| fs::write(dir.join("convert-L1.json"), b"{").unwrap()),
+        (2, |dir| fs::remove_file(dir.join("convert-L3.json")).unwrap()),
     ];
     for (number, (kept, damage)) in damages.into_iter().enumerate() {
         let dir = begun(whole.path(), 3);
@@ -202,16 +217,16 @@ fn other_options_and_other_states_are_refused() {
     assert_eq!(run(dir.path(), true).exit, Exit::Interrupted);
     let checkpoint = golden("tiny-linear");
     let error =
-        refused(&checkpoint, dir.path(), &["--cb-sample", "1024", "--format", "vq4p"], 3, "other_options");
+        refused(&checkpoint, dir.path(), &["--cb-sample", "1024", "--effort", "fast", "--format", "vq4p"], 3, "other_options");
     assert_eq!(
         (&error["option"], &error["begun"], &error["wanted"]),
         (&"format".into(), &"VQ3R".into(), &"VQ4P".into())
     );
-    let error = refused(&golden("tiny-k3"), dir.path(), &["--cb-sample", "1024"], 3, "other_options");
+    let error = refused(&golden("tiny-k3"), dir.path(), &["--cb-sample", "1024", "--effort", "fast"], 3, "other_options");
     assert_eq!(error["option"], "checkpoint_sha256");
-    edit(&dir.path().join("convert.state.json"), |state| state["version"] = 2.into());
-    refused(&checkpoint, dir.path(), &["--cb-sample", "1024"], 3, "bad_state");
+    edit(&dir.path().join("convert.state.json"), |state| state["version"] = 1.into());
+    refused(&checkpoint, dir.path(), &["--cb-sample", "1024", "--effort", "fast"], 3, "bad_state");
     fs::write(dir.path().join("convert.state.json"), b"{").unwrap();
-    refused(&checkpoint, dir.path(), &["--cb-sample", "1024"], 3, "bad_state");
-    convert(&checkpoint, dir.path(), &["--cb-sample", "1024", "--force"]);
+    refused(&checkpoint, dir.path(), &["--cb-sample", "1024", "--effort", "fast"], 3, "bad_state");
+    convert(&checkpoint, dir.path(), &["--cb-sample", "1024", "--effort", "fast", "--force"]);
 }

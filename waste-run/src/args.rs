@@ -225,6 +225,9 @@ pub struct PerplexityArgs {
     /// Put [BOS] before each run, so that its first token is predicted too
     #[arg(long)]
     pub bos: bool,
+    /// Also measure how far the predictions are from those of another model, such as the checkpoint of the container
+    #[arg(long, value_name = "MODEL")]
+    pub against: Option<PathBuf>,
     /// Opening the model
     #[command(flatten)]
     pub open: ModelArgs,

@@ -1,6 +1,7 @@
 //! `waste-run`: text from a model, and what is needed to judge it: next-token distributions, perplexity, tokens.
 #![forbid(unsafe_code)]
 
+mod against;
 pub mod args;
 mod eval;
 mod generate;
@@ -27,6 +28,7 @@ pub const TOOL: Tool = Tool {
                The next token:          waste-run eval k3.waste \"The capital of France is\" --top 5\n  \
                Begin warm next time:    waste-run k3.waste \"Once upon a time\" --learn\n  \
                What 3 bits cost:        waste-run perplexity k3.waste --file text.txt --run 255 --bos\n  \
+               And against the source:  waste-run perplexity k3.waste --against Kimi-K3 --file text.txt --run 255 --bos\n  \
                Count a prompt:          waste-run tokenize k3.waste --file prompt.txt --json\n  \
                What is in a container:  waste-run info k3.waste\n\n\
                Environment (empty is unset; an option wins):\n  \

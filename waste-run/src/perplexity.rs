@@ -6,6 +6,7 @@ use waste_common::machine::{Paging, peak_rss_bytes};
 use waste_engine::tokenizer::Tokenizer;
 use waste_engine::{EngineError, Wanted};
 
+use crate::against::{Against, Divergence};
 use crate::args::PerplexityArgs;
 use crate::eval::log_sum_exp;
 use crate::{input, open};
@@ -17,6 +18,9 @@ struct Report {
     nll: f64,
     ppl: f64,
     bits_per_byte: f64,
+    /// Keys `kl`, `kl_standard_error` and `same_top`, with `--against`.
+    #[serde(flatten)]
+    against: Option<Divergence>,
     runs: usize,
     run: usize,
     bos: bool,
@@ -46,7 +50,12 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
             "runs of {run} tokens: a run must hold at least 1, and --ctx {ctx} leaves room for {room}{bos}"
         )));
     }
+    let vocab = found.config().vocab;
     let opened = found.plan(&[], output)?.load(output)?;
+    let mut against = match &args.against {
+        Some(path) => Some(Against::open(path, &args.open, vocab, output)?),
+        None => None,
+    };
     let engine = &opened.engine;
     let mut session = engine.session()?;
     let progress = Progress::new(output, "measuring", ids.len() as u64, Unit::Count);
@@ -59,10 +68,16 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
         if input.is_empty() {
             continue;
         }
+        if let Some(against) = &mut against {
+            against.forward(input)?;
+        }
         session.reset();
         engine.forward(&mut session, input, Wanted::All, &mut |position, logits| {
             loss += log_sum_exp(logits) - f64::from(logits[targets[position] as usize]);
             tokens += 1;
+            if let Some(against) = &mut against {
+                against.compare(position, logits);
+            }
             Ok(())
         })?;
         runs += 1;
@@ -83,6 +98,7 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
         nll,
         ppl: nll.exp(),
         bits_per_byte: loss / std::f64::consts::LN_2 / text.len() as f64,
+        against: against.map(|against| against.divergence()),
         runs,
         run,
         bos: args.bos,
@@ -96,11 +112,18 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
         output.result(&report)?;
         return Ok(Exit::Done);
     }
-    let Report { tokens, bytes, nll, ppl, bits_per_byte, seconds, .. } = report;
+    let Report { tokens, bytes, nll, ppl, bits_per_byte, against, seconds, .. } = report;
     writeln!(
         output.text(),
         "{tokens} tokens, {bytes} bytes: nll {nll:.5}, ppl {ppl:.4}, bits per byte {bits_per_byte:.5}"
     )?;
+    if let Some(Divergence { kl, kl_standard_error, same_top }) = against {
+        writeln!(
+            output.text(),
+            "KL divergence {kl:.5} ± {kl_standard_error:.5} nats per token, the same most likely token at {:.2} %",
+            100.0 * same_top
+        )?;
+    }
     output.note(format_args!("{seconds:.1} s, {:.1} tokens per second", tokens as f64 / seconds));
     Ok(Exit::Done)
 }

@@ -30,6 +30,8 @@ pub struct CheckpointSpec<'a> {
     pub seed: u64,
     /// How skewed the routing is.
     pub popularity: Popularity,
+    /// Packed experts are of normally distributed weights instead of random codes.
+    pub gaussian: bool,
 }
 
 /// A tensor to be written.
@@ -46,6 +48,32 @@ enum Fill {
     Codes(usize),
     /// Their scales, all alike.
     Scales(u8),
+    /// One half of rows of normally distributed weights in MXFP4.
+    Gaussian(Gaussian, Half),
+}
+
+/// A matrix of normally distributed weights.
+#[derive(Clone)]
+struct Gaussian {
+    name: String,
+    cols: usize,
+    deviation: f32,
+}
+
+#[derive(Clone, Copy)]
+enum Half {
+    Codes,
+    Scales,
+}
+
+impl Gaussian {
+    fn row(&self, seed: u64, row: usize) -> (Vec<u8>, Vec<u8>) {
+        let mut random = Random::of_piece(seed, &self.name, row as u64);
+        // Four sums of twelve, so that the tails are near enough to the true ones.
+        let mut normal = || 0.5 * (0..4).map(|_| random.normal()).sum::<f32>();
+        let row: Vec<f32> = (0..self.cols).map(|_| self.deviation * normal()).collect();
+        mxfp4::encode_row(&row)
+    }
 }
 
 impl Item {
@@ -62,7 +90,7 @@ impl Item {
         match self.fill {
             Fill::F32(_) => Dtype::F32,
             Fill::Bf16(_) => Dtype::BF16,
-            Fill::Codes(_) | Fill::Scales(_) => Dtype::U8,
+            Fill::Codes(_) | Fill::Scales(_) | Fill::Gaussian(..) => Dtype::U8,
         }
     }
 
@@ -70,7 +98,7 @@ impl Item {
         match self.fill {
             Fill::F32(_) => 4,
             Fill::Bf16(_) => 2,
-            Fill::Codes(_) | Fill::Scales(_) => 1,
+            Fill::Codes(_) | Fill::Scales(_) | Fill::Gaussian(..) => 1,
         }
     }
 
@@ -92,6 +120,14 @@ impl Item {
             }
             Fill::Codes(cols) => weights::mxfp4_codes(&mut random, rows, *cols),
             Fill::Scales(scale) => vec![*scale; count],
+            Fill::Gaussian(matrix, half) => {
+                let first = piece * weights::piece_rows(self.cols());
+                let row = |row| match (matrix.row(seed, row), half) {
+                    ((codes, _), Half::Codes) => codes,
+                    ((_, scales), Half::Scales) => scales,
+                };
+                (first..first + rows).flat_map(row).collect()
+            }
         }
     }
 
@@ -165,15 +201,22 @@ fn items(spec: &CheckpointSpec<'_>, shard: usize) -> Vec<Item> {
                     ExpertKind::Gate | ExpertKind::Up => (moe.intermediate, moe.input, 1.0),
                 };
                 if packed {
+                    let (codes, scales) = if spec.gaussian {
+                        let deviation = gain / (cols as f32).sqrt();
+                        let matrix = Gaussian { name: name.clone(), cols, deviation };
+                        (Fill::Gaussian(matrix.clone(), Half::Codes), Fill::Gaussian(matrix, Half::Scales))
+                    } else {
+                        (Fill::Codes(cols), Fill::Scales(weights::mxfp4_scale(cols, gain)))
+                    };
                     items.push(Item {
                         name: format!("{name}.weight_packed"),
                         shape: vec![rows, mxfp4::row_bytes(cols)],
-                        fill: Fill::Codes(cols),
+                        fill: codes,
                     });
                     items.push(Item {
                         name: format!("{name}.weight_scale"),
                         shape: vec![rows, mxfp4::row_scales(cols)],
-                        fill: Fill::Scales(weights::mxfp4_scale(cols, gain)),
+                        fill: scales,
                     });
                 } else {
                     let values = Values::Uniform { centre: 0.0, spread: gain / (cols as f32).sqrt() };

@@ -40,6 +40,9 @@ pub struct SynthArgs {
     /// Write a checkpoint (MXFP4 or bf16 experts, bf16 trunk) instead of a container
     #[arg(long, help_heading = "Shape")]
     pub checkpoint: bool,
+    /// Experts of normally distributed weights rounded to MXFP4, as those of a trained model nearly are
+    #[arg(long, requires = "checkpoint", help_heading = "Weights")]
+    pub gaussian: bool,
     /// Seed of the weights; the same seed gives the same bytes
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Weights")]
     pub seed: u64,
@@ -90,7 +93,13 @@ pub fn run(args: SynthArgs, output: &Output) -> Result<Exit, Failure> {
     let experts = model.moe.as_ref().map_or(0, |moe| moe.experts);
     let out = args.out.display().to_string();
     let (bytes, container, checkpoint) = if args.checkpoint {
-        let spec = CheckpointSpec { config: &config, model: &model, seed: args.seed, popularity };
+        let spec = CheckpointSpec {
+            config: &config,
+            model: &model,
+            seed: args.seed,
+            popularity,
+            gaussian: args.gaussian,
+        };
         let bytes = checkpoint::bytes(&spec);
         check_space(&args.out, bytes)?;
         let progress = Progress::new(output, "writing", bytes, Unit::Bytes);

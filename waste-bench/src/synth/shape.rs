@@ -13,6 +13,8 @@ use super::sidecars;
 pub enum Name {
     /// Kimi K3 in small: both mixers, latent experts, vision
     TinyK3,
+    /// The same with experts of 1024 x 1024, large enough to judge an encoder by
+    WideK3,
     /// Kimi-Linear in small
     TinyLinear,
     /// Kimi-Linear-48B
@@ -51,12 +53,25 @@ impl Name {
         let parse = |text| serde_json::from_str(text).ok();
         let config = match self {
             Name::TinyK3 => parse(include_str!("shapes/tiny-k3.json")),
+            Name::WideK3 => Name::TinyK3.config().ok().map(wide),
             Name::TinyLinear => parse(include_str!("shapes/tiny-linear.json")),
             Name::KimiLinear48b => known::config("kimi-linear-48b"),
             Name::K3 => known::config("kimi-k3"),
         };
         config.ok_or_else(|| Failure::internal("the configuration of a known shape is damaged"))
     }
+}
+
+/// Experts of 1024 x 1024, eight a layer.
+fn wide(mut config: Value) -> Value {
+    if let Some(text) = decoder(&mut config) {
+        for (key, value) in
+            [("moe_intermediate_size", 1024), ("routed_expert_hidden_size", 1024), ("num_experts", 8)]
+        {
+            text.insert(key.to_owned(), json!(value));
+        }
+    }
+    config
 }
 
 /// A configuration with the first `layers` layers and `experts` experts a layer, and the token ids of the made-up

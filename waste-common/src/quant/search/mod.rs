@@ -141,27 +141,19 @@ impl Stage {
     }
 }
 
-fn portable() -> Kernels {
-    Kernels { greedy: kernel::greedy::<Group>, beam: kernel::beam::<Group> }
+mod portable {
+    super::kernel::kernels! { super::lanes::Portable }
+
+    pub(super) const KERNELS: super::Kernels = super::Kernels { greedy, beam };
 }
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! compiled {
     ($module:ident, $lanes:ty, $features:literal) => {
         mod $module {
-            use super::{Codebooks, Kernels, Vector, kernel, lanes};
+            super::kernel::kernels! { $lanes, $features }
 
-            #[target_feature(enable = $features)]
-            fn greedy(books: &Codebooks, vectors: &[Vector], indices: &mut [u8]) {
-                kernel::greedy::<$lanes>(books, vectors, indices);
-            }
-
-            #[target_feature(enable = $features)]
-            fn beam(books: &Codebooks, width: usize, vectors: &[Vector], indices: &mut [u8]) {
-                kernel::beam::<$lanes>(books, width, vectors, indices);
-            }
-
-            pub(super) const KERNELS: Kernels = Kernels {
+            pub(super) const KERNELS: super::Kernels = super::Kernels {
                 // SAFETY: `available` hands these out only after it has seen the CPU report these features.
                 greedy: |books, vectors, indices| unsafe { greedy(books, vectors, indices) },
                 // SAFETY: as above.
@@ -172,13 +164,13 @@ macro_rules! compiled {
 }
 
 #[cfg(target_arch = "x86_64")]
-compiled! { avx512, lanes::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma" }
+compiled! { avx512, super::lanes::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma" }
 #[cfg(target_arch = "x86_64")]
-compiled! { avx2, lanes::Avx2, "avx2,fma" }
+compiled! { avx2, super::lanes::Avx2, "avx2,fma" }
 
 /// The kernels this CPU can run, the best last.
 fn available() -> Vec<Kernels> {
-    let mut all = vec![portable()];
+    let mut all = vec![portable::KERNELS];
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
         all.push(avx2::KERNELS);
@@ -195,7 +187,7 @@ fn available() -> Vec<Kernels> {
 
 fn best() -> Kernels {
     static BEST: std::sync::OnceLock<Kernels> = std::sync::OnceLock::new();
-    *BEST.get_or_init(|| available().pop().unwrap_or_else(portable))
+    *BEST.get_or_init(|| available().pop().unwrap_or(portable::KERNELS))
 }
 
 #[cfg(test)]
