@@ -7,7 +7,8 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use safetensors::tensor::{Dtype, Metadata};
+pub use safetensors::tensor::Dtype;
+use safetensors::tensor::Metadata;
 use serde_json::Value;
 
 use crate::config::ModelConfig;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
-use waste_common::cli::CommonArgs;
+use waste_common::cli::{ByteSize, CommonArgs};
 
 /// Turns a safetensors checkpoint into a .waste container
 ///
@@ -61,6 +61,26 @@ pub struct Args {
     #[arg(long)]
     pub finish: bool,
 
+    /// Work beside waste-download: each layer as its shards arrive, which are asked for in the order they are wanted
+    #[arg(long)]
+    pub follow: bool,
+
+    /// Remove each shard when all that is made of it is durable and was read back (on), or only name it (dry)
+    #[arg(long, value_enum, default_value_t = ReclaimArg::Off)]
+    pub reclaim: ReclaimArg,
+
+    /// Free disk space that is left alone: below it the conversion pauses
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub reserve: ByteSize,
+
+    /// Say what the conversion would take, with one expert as a probe; nothing is written
+    #[arg(long, conflicts_with_all = ["status", "follow", "reclaim", "layers", "skip_trunk", "finish"])]
+    pub dry_run: bool,
+
+    /// Say how far the conversion has come; nothing is written
+    #[arg(long)]
+    pub status: bool,
+
     /// Run as a worker of another waste-convert
     #[arg(long, hide = true)]
     pub worker: bool,
@@ -96,6 +116,15 @@ pub enum EffortArg {
     Normal,
     /// A beam search of 16, row scales and codes fitted to each other
     Max,
+}
+
+/// What becomes of shards that are used up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum ReclaimArg {
+    Off,
+    Dry,
+    On,
 }
 
 /// Layer numbers.

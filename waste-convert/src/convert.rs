@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 use waste_common::cli::{ByteSize, Interrupt, Output, Progress, Unit};
@@ -15,18 +16,26 @@ use waste_common::container::{
 use waste_common::files::FileError;
 use waste_common::io::filesystem;
 use waste_common::machine;
+use waste_common::{staging, tensors};
 
 use crate::crew::{Crew, Owner};
 use crate::error::ConvertError;
-use crate::layer::{Errors, LayerJob};
+use crate::layer::{self, Errors, LayerJob, Probe};
 use crate::options::Options;
+use crate::parts;
+use crate::probe::{DryRun, Status};
 use crate::sidecars::{self, Sidecar};
 use crate::source::Source;
 use crate::state::{self, STATE};
+use crate::supply::{Reclaim, Shards, Supply};
 use crate::tracker::Tracker;
 use crate::trunk;
 use crate::worker::{self, Begin};
 
+/// Time between two looks at what has arrived, or at the free space.
+const PAUSE: Duration = Duration::from_millis(300);
+/// Key of the manifest that says where the weights are from and what made them.
+pub const PROVENANCE: &str = "provenance";
 /// Key of the manifest that says how the container was made. Readers don't need it.
 pub const CONVERSION: &str = "conversion";
 
@@ -45,6 +54,12 @@ pub struct Request {
     pub threads: usize,
     /// Worker processes.
     pub jobs: usize,
+    /// Wait for shards that waste-download is still fetching.
+    pub follow: bool,
+    /// What becomes of shards that are used up.
+    pub reclaim: Reclaim,
+    /// Free bytes that are never written: below, the conversion pauses.
+    pub reserve: u64,
     /// This program, to be started as a worker; without it layers are converted in this process.
     pub program: Option<PathBuf>,
     /// Replace what stands in the container's directory.
@@ -104,10 +119,7 @@ pub fn convert(request: &Request, output: &Output, interrupt: &Interrupt) -> Res
         return Err(ConvertError::SameDirectory { dir: request.container.clone() });
     }
     refuse_checkpoint(&request.container)?;
-    let source = Source::open(&request.checkpoint)?;
-    for name in source.ignored.iter().take(8) {
-        output.warn(format_args!("tensor `{name}` is not carried over: the model has no use for it"));
-    }
+    let source = open_source(request, output, interrupt)?;
     let conversion = Conversion::new(request, &source)?;
     conversion.check_space(free_bytes(&request.container))?;
     if let Some(warning) = filesystem(&request.container).ok().and_then(|system| system.warning) {
@@ -123,6 +135,134 @@ pub fn convert(request: &Request, output: &Output, interrupt: &Interrupt) -> Res
         Begun::Unfinished => pool.install(|| conversion.work(writer, output, interrupt))?,
     };
     conversion.report(&done, start)
+}
+
+/// What a conversion would take; one expert is encoded to see how long. Nothing is written.
+///
+/// # Errors
+/// The checkpoint cannot be converted.
+pub fn dry_run(request: &Request, output: &Output, interrupt: &Interrupt) -> Result<DryRun, ConvertError> {
+    let source = open_source(request, output, interrupt)?;
+    let conversion = Conversion::new(request, &source)?;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(request.threads).build();
+    let pool = pool.map_err(|source| ConvertError::Threads { threads: request.threads, source })?;
+    let tick = |_| if interrupt.requested() { Err(ConvertError::Interrupted) } else { Ok(()) };
+    let probe = match conversion.jobs.first() {
+        Some(job) => Some(pool.install(|| layer::probe(&source, job, &request.options, &tick))?),
+        None => None,
+    };
+    let experts: usize = conversion.jobs.iter().map(|job| job.experts).sum();
+    let eta = |probe: &Probe| {
+        conversion.jobs.len() as f64 * probe.fit_seconds + experts as f64 * probe.expert_seconds
+    };
+    let (needed, free) = (conversion.needed()?, free_bytes(&request.container));
+    Ok(DryRun {
+        container: request.container.display().to_string(),
+        checkpoint: request.checkpoint.display().to_string(),
+        arch: source.config.arch.to_owned(),
+        format: conversion.quant.fmt.name(),
+        effort: request.options.effort.name(),
+        layers: conversion.jobs.len(),
+        experts,
+        source_bytes: source.checkpoint.bytes(),
+        container_bytes: conversion.bytes()?,
+        needed_bytes: needed,
+        free_bytes: free,
+        fits: free.is_none_or(|free| free >= needed),
+        eta_seconds: probe.as_ref().map(eta),
+        probe,
+    })
+}
+
+/// How far a conversion with these options has come, from outside: no lock is taken and only headers are read.
+///
+/// # Errors
+/// It was begun with other options; the checkpoint cannot be read.
+pub fn status(request: &Request) -> Result<Status, ConvertError> {
+    let source = Source::open_some(&request.checkpoint)?;
+    let conversion = Conversion::new(request, &source)?;
+    let dir = conversion.dir();
+    let finished = dir.join(MANIFEST).exists();
+    if !finished {
+        state::begun(dir, &conversion.fingerprint)?;
+    }
+    let done = |job: &&LayerJob| finished || state::looks_finished(dir, job);
+    let done_layers: Vec<u16> = conversion.jobs.iter().filter(done).map(|job| job.layer).collect();
+    let all = conversion.jobs.iter().map(|job| job.layer);
+    Ok(Status {
+        container: dir.display().to_string(),
+        checkpoint: request.checkpoint.display().to_string(),
+        finished,
+        trunk: finished || matches!(state::sound_trunk(dir), Ok(Some(_))),
+        owed_layers: all.filter(|layer| !done_layers.contains(layer)).collect(),
+        done_layers,
+        needed_bytes: if finished { 0 } else { conversion.needed()? },
+        free_bytes: free_bytes(dir),
+    })
+}
+
+/// Opens the checkpoint; waits for its small files where it is still being fetched.
+fn open_source(request: &Request, output: &Output, interrupt: &Interrupt) -> Result<Source, ConvertError> {
+    if request.reclaim != Reclaim::Off {
+        check_reclaim(request)?;
+    }
+    if request.follow {
+        let mut told = false;
+        while !small_files_are_there(&request.checkpoint)? {
+            if !told {
+                output.note(format_args!("waiting for the small files of {}", request.checkpoint.display()));
+                told = true;
+            }
+            if interrupt.requested() {
+                return Err(ConvertError::Interrupted);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+    if comes_and_goes(request) {
+        return Source::open_some(&request.checkpoint);
+    }
+    let source = Source::open(&request.checkpoint)?;
+    for name in source.ignored.iter().take(8) {
+        output.warn(format_args!("tensor `{name}` is not carried over: the model has no use for it"));
+    }
+    Ok(source)
+}
+
+/// Whether shards may be absent.
+fn comes_and_goes(request: &Request) -> bool {
+    request.follow || request.reclaim != Reclaim::Off || request.checkpoint.join(staging::RECLAIMED).exists()
+}
+
+/// Whether everything but the shards has been fetched.
+fn small_files_are_there(checkpoint: &Path) -> Result<bool, ConvertError> {
+    let state = staging::State::read(checkpoint)?;
+    let there = |state: staging::State| {
+        state.files.iter().all(|(name, file)| name.ends_with(".safetensors") || file.done)
+    };
+    Ok(state.is_some_and(there))
+}
+
+/// Refuses to remove shards where that could lose something.
+fn check_reclaim(request: &Request) -> Result<(), ConvertError> {
+    let refuse = |problem: String| Err(ConvertError::Reclaim { problem });
+    let absolute = |path: &Path| fs::canonicalize(path).or_else(|_| std::path::absolute(path));
+    if let (Ok(one), Ok(other)) = (absolute(&request.checkpoint), absolute(&request.container))
+        && (one.starts_with(&other) || other.starts_with(&one))
+    {
+        return refuse("checkpoint and container must not lie in each other".to_owned());
+    }
+    if request.work != Work::All {
+        return refuse("it goes with the whole conversion only, not with a selection of layers".to_owned());
+    }
+    if staging::State::read(&request.checkpoint)?.is_none() {
+        let file = request.checkpoint.join(staging::STATE);
+        return refuse(format!(
+            "every shard must have been verified by waste-download; there is no {}",
+            file.display()
+        ));
+    }
+    Ok(())
 }
 
 /// Refuses a target that holds files of a checkpoint, forced or not: some have the names of a container's.
@@ -153,6 +293,8 @@ struct Conversion<'a> {
     jobs: Vec<LayerJob>,
     sidecars: Vec<Sidecar>,
     warnings: Vec<String>,
+    /// Of a checkpoint whose shards come and go.
+    shards: Option<Shards>,
 }
 
 enum Begun {
@@ -179,7 +321,8 @@ impl<'a> Conversion<'a> {
         }
         let (sidecars, warnings) = sidecars::collect(source)?;
         let fingerprint = request.options.fingerprint(&source.fingerprint);
-        Ok(Conversion { request, source, fingerprint, quant, jobs, sidecars, warnings })
+        let shards = comes_and_goes(request).then(|| Shards::of(&source.checkpoint, &source.config));
+        Ok(Conversion { request, source, fingerprint, quant, jobs, sidecars, warnings, shards })
     }
 
     fn dir(&self) -> &Path {
@@ -197,10 +340,19 @@ impl<'a> Conversion<'a> {
         Ok(trunk + banks + 2 * books * codebook_bytes(self.quant.entries) + sidecars as u64 + 2 * manifest)
     }
 
+    /// Bytes still to be written.
+    fn needed(&self) -> Result<u64, ConvertError> {
+        let written = if self.dir().is_dir() { state::written_files(self.dir())? } else { Vec::new() };
+        Ok(self.bytes()?.saturating_sub(state::bytes_of(self.dir(), written)))
+    }
+
     /// Compares the bytes still to be written with what is free.
     fn check_space(&self, free: Option<u64>) -> Result<(), ConvertError> {
-        let written = if self.dir().is_dir() { state::written_files(self.dir())? } else { Vec::new() };
-        let needed = self.bytes()?.saturating_sub(state::bytes_of(self.dir(), written));
+        // Where room is made on the way, it is looked at layer by layer.
+        if self.request.reclaim == Reclaim::On {
+            return Ok(());
+        }
+        let needed = self.needed()?;
         match free {
             Some(free) if free < needed => {
                 Err(ConvertError::NoSpace { dir: self.dir().to_owned(), needed, free })
@@ -218,6 +370,7 @@ impl<'a> Conversion<'a> {
             state::remove(dir, &[MANIFEST.to_owned()])?;
             state::remove(dir, &[STATE.to_owned()])?;
             state::remove(dir, &state::written_files(dir)?)?;
+            parts::remove(dir)?;
             return self.begin_anew();
         }
         let begun = state::begun(dir, &self.fingerprint)?;
@@ -306,15 +459,108 @@ impl<'a> Conversion<'a> {
                 return Err(ConvertError::Owed { dir: self.dir().to_owned(), layers: missing });
             }
         }
-        let trunk = match &alone {
-            Some(_) => Some(self.trunk(output, interrupt)?),
-            None => None,
+        let trunk = match (&alone, &self.shards) {
+            (None, _) => None,
+            (Some(_), None) => Some(self.trunk(output, interrupt)?),
+            (Some(_), Some(_)) => self.whole_trunk()?,
         };
-        layers.extend(self.layers(&owed, output, interrupt)?);
+        let stop = AtomicBool::new(false);
+        let trunk = match &self.shards {
+            None => {
+                layers.extend(self.layers(&owed, None, &stop, output, interrupt)?);
+                trunk
+            }
+            Some(shards) => {
+                let mut used = Vec::new();
+                for shard in shards.trunk.keys() {
+                    if trunk.is_some() || parts::is_finished(self.dir(), shard)? {
+                        used.push(shard.clone());
+                    }
+                }
+                let request = self.request;
+                let done = layers.keys().copied();
+                let supply = Supply::begin(
+                    &request.checkpoint,
+                    shards,
+                    request.follow,
+                    request.reclaim,
+                    output,
+                    done,
+                    used.clone(),
+                )?;
+                let made = std::thread::scope(|scope| {
+                    let parts = scope.spawn(|| match alone {
+                        Some(_) => self.parts(&supply, shards, &used, &stop, interrupt),
+                        None => Ok(()),
+                    });
+                    let made = self.layers(&owed, Some(&supply), &stop, output, interrupt);
+                    if made.is_err() {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                    let parts = parts.join().unwrap_or(Err(ConvertError::Interrupted));
+                    // What stopped the other is the reason.
+                    match (made, parts) {
+                        (Err(error), Err(ConvertError::Interrupted)) => Err(error),
+                        (made, parts) => parts.and(made),
+                    }
+                })?;
+                layers.extend(made);
+                let tick = |_| if interrupt.requested() { Err(ConvertError::Interrupted) } else { Ok(()) };
+                match (&alone, trunk) {
+                    (Some(_), None) => Some(parts::merge(self.source, shards, self.dir(), &tick)?),
+                    (_, trunk) => trunk,
+                }
+            }
+        };
         if let (Some(writer), Some(trunk)) = (alone, trunk) {
+            parts::remove(self.dir())?;
             self.commit(writer, trunk, &layers)?;
         }
         Ok(Done { layers, resumed })
+    }
+
+    /// The trunk's parts that are still to be made, each as its shard arrives.
+    fn parts(
+        &self,
+        supply: &Supply,
+        shards: &Shards,
+        finished: &[String],
+        stop: &AtomicBool,
+        interrupt: &Interrupt,
+    ) -> Result<(), ConvertError> {
+        let stopped = || stop.load(Ordering::Relaxed) || interrupt.requested();
+        let tick = |_| if stopped() { Err(ConvertError::Interrupted) } else { Ok(()) };
+        let work = || {
+            let mut owed: Vec<&String> =
+                shards.trunk.keys().filter(|shard| !finished.contains(shard)).collect();
+            while !owed.is_empty() {
+                tick(0)?;
+                let state = supply.state()?;
+                let Some(at) = owed.iter().position(|shard| supply.there(state.as_ref(), [*shard])) else {
+                    std::thread::sleep(PAUSE);
+                    continue;
+                };
+                let shard = owed.remove(at);
+                let request = self.request;
+                parts::write(&request.checkpoint, shards, &request.options, self.dir(), shard, &tick)?;
+                supply.trunk_used(shard)?;
+            }
+            Ok(())
+        };
+        let result = work();
+        if result.is_err() {
+            stop.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// The finished trunk of a checkpoint whose shards come and go.
+    fn whole_trunk(&self) -> Result<Option<Vec<TrunkEntry>>, ConvertError> {
+        let Some(entries) = state::sound_trunk(self.dir())? else { return Ok(None) };
+        let config = &self.source.config;
+        let mut needed = tensors::trunk(config).into_iter().chain(tensors::vision(config));
+        let whole = needed.all(|spec| entries.iter().any(|entry| entry.name == spec.name));
+        Ok(whole.then_some(entries))
     }
 
     fn owed(&self, layers: &Layers) -> Vec<u16> {
@@ -325,13 +571,20 @@ impl<'a> Conversion<'a> {
     fn layers(
         &self,
         jobs: &[&LayerJob],
+        supply: Option<&Supply>,
+        stop: &AtomicBool,
         output: &Output,
         interrupt: &Interrupt,
     ) -> Result<Layers, ConvertError> {
         let request = self.request;
         let expert = |job: &LayerJob| self.source.expert_bytes(job.layer.into());
         let run = Run {
+            conversion: self,
+            supply,
+            stop,
             queue: Mutex::new(jobs.iter().map(|job| job.layer).collect()),
+            active: Mutex::default(),
+            failure: Mutex::default(),
             expert_bytes: jobs.iter().map(|job| (job.layer, expert(job))).collect(),
             tracker: Tracker::new(
                 output,
@@ -348,6 +601,7 @@ impl<'a> Conversion<'a> {
             container: request.container.clone(),
             options: request.options,
             threads: (request.threads / workers).max(1),
+            some: supply.is_some(),
         };
         let crew = request.program.clone().filter(|_| !jobs.is_empty()).map(|program| Crew {
             program,
@@ -367,6 +621,9 @@ impl<'a> Conversion<'a> {
             Some(crew) => crew.work(&run)?,
             None => self.in_this_process(jobs, &run, interrupt)?,
         }
+        if let Some(failure) = lock(&run.failure).take() {
+            return Err(failure);
+        }
         Ok(run.finished.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -376,7 +633,7 @@ impl<'a> Conversion<'a> {
         run: &Run,
         interrupt: &Interrupt,
     ) -> Result<(), ConvertError> {
-        while let Some(layer) = run.next() {
+        while let Some(layer) = run.next(&|| interrupt.requested()) {
             let Some(job) = jobs.iter().find(|job| job.layer == layer) else { continue };
             let tick = |experts| {
                 run.experts(layer, i64::try_from(experts).unwrap_or(i64::MAX));
@@ -387,7 +644,7 @@ impl<'a> Conversion<'a> {
             let errors = worker::finish_layer(self.source, job, options, self.dir(), &tick)?;
             run.done(layer, errors)?;
         }
-        Ok(())
+        if interrupt.requested() { Err(ConvertError::Interrupted) } else { Ok(()) }
     }
 
     fn commit(
@@ -453,7 +710,8 @@ impl<'a> Conversion<'a> {
             progress.add(bytes);
             if interrupt.requested() { Err(ConvertError::Interrupted) } else { Ok(()) }
         };
-        let entries = trunk::convert_trunk(self.source, &self.request.options, self.dir(), &tick)?;
+        let names = &self.source.trunk;
+        let entries = trunk::convert_trunk(self.source, &self.request.options, names, self.dir(), &tick)?;
         progress.finish();
         Ok(entries)
     }
@@ -476,7 +734,10 @@ impl<'a> Conversion<'a> {
             layers: self.jobs.iter().map(bank).collect(),
             trunk,
             integrity: None,
-            extra: Map::from_iter([(CONVERSION.to_owned(), conversion.into())]),
+            extra: Map::from_iter([
+                (CONVERSION.to_owned(), conversion.into()),
+                (PROVENANCE.to_owned(), self.source.provenance()),
+            ]),
         }
     }
 
@@ -508,7 +769,14 @@ impl<'a> Conversion<'a> {
 
 /// What the workers are given and what they have done.
 struct Run<'a> {
+    conversion: &'a Conversion<'a>,
+    supply: Option<&'a Supply<'a>>,
+    /// Something else has failed.
+    stop: &'a AtomicBool,
     queue: Mutex<VecDeque<u16>>,
+    /// Layers in work.
+    active: Mutex<BTreeSet<u16>>,
+    failure: Mutex<Option<ConvertError>>,
     /// Source bytes of an expert of each layer.
     expert_bytes: BTreeMap<u16, u64>,
     tracker: Tracker,
@@ -516,9 +784,74 @@ struct Run<'a> {
     output: &'a Output,
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Run<'_> {
+    fn job(&self, layer: u16) -> Option<&LayerJob> {
+        self.conversion.jobs.iter().find(|job| job.layer == layer)
+    }
+
+    /// A layer whose shards are there, if there is one.
+    fn ready(&self) -> Result<Option<u16>, ConvertError> {
+        let mut queue = lock(&self.queue);
+        let at = match self.supply {
+            None => (!queue.is_empty()).then_some(0),
+            Some(supply) => {
+                let state = supply.state()?;
+                queue.iter().position(|layer| supply.has_layer(state.as_ref(), *layer))
+            }
+        };
+        Ok(at.and_then(|at| queue.remove(at)))
+    }
+
+    /// Bytes that are missing for a layer, those in work and the reserve.
+    fn shortfall(&self, layer: u16) -> u64 {
+        let bytes = |layer: &u16| {
+            self.job(*layer).map_or(0, |job| job.experts as u64 * job.geometry.record_bytes() as u64)
+        };
+        let needed = bytes(&layer) + lock(&self.active).iter().map(bytes).sum::<u64>();
+        let needed = needed + self.conversion.request.reserve;
+        free_bytes(self.conversion.dir()).map_or(0, |free| needed.saturating_sub(free))
+    }
+}
+
 impl Owner for Run<'_> {
-    fn next(&self) -> Option<u16> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    fn next(&self, stopped: &dyn Fn() -> bool) -> Option<u16> {
+        let mut told = false;
+        let mut wait = |message: String| {
+            if !std::mem::replace(&mut told, true) {
+                self.output.note(message);
+            }
+            std::thread::sleep(PAUSE);
+        };
+        while !stopped() && !self.stop.load(Ordering::Relaxed) && !lock(&self.queue).is_empty() {
+            let layer = match self.ready() {
+                Ok(Some(layer)) => layer,
+                Ok(None) => {
+                    wait(format!("waiting for shards of {} layers", lock(&self.queue).len()));
+                    continue;
+                }
+                Err(error) => {
+                    lock(&self.failure).get_or_insert(error);
+                    return None;
+                }
+            };
+            let missing = self.shortfall(layer);
+            if missing == 0 {
+                lock(&self.active).insert(layer);
+                return Some(layer);
+            }
+            lock(&self.queue).push_front(layer);
+            wait(format!(
+                "paused: {} more must be free for layer {layer} and the reserve of {}; make room and it goes on, or \
+                 press Ctrl-C: what is finished is kept",
+                ByteSize(missing),
+                ByteSize(self.conversion.request.reserve)
+            ));
+        }
+        None
     }
 
     fn experts(&self, layer: u16, experts: i64) {
@@ -527,9 +860,20 @@ impl Owner for Run<'_> {
     }
 
     fn done(&self, layer: u16, errors: Errors) -> Result<(), ConvertError> {
-        self.finished.lock().unwrap_or_else(PoisonError::into_inner).insert(layer, errors);
+        lock(&self.active).remove(&layer);
+        lock(&self.finished).insert(layer, errors);
         let (done, of) = self.tracker.layer();
         self.output.note(format_args!("layer {layer}: error {} ({done} of {of} layers)", show(&errors)));
+        let conversion = self.conversion;
+        if let (Some(supply), Some(job)) = (self.supply, self.job(layer)) {
+            if conversion.request.reclaim != Reclaim::Off
+                && state::finished(conversion.dir(), job, &conversion.fingerprint)?.is_none()
+            {
+                let [bank, ..] = state::layer_files(layer);
+                return Err(ConvertError::ReadBack { file: conversion.dir().join(bank) });
+            }
+            supply.layer_used(layer)?;
+        }
         Ok(())
     }
 }
@@ -634,6 +978,9 @@ mod tests {
             work: Work::All,
             threads: 1,
             jobs: 1,
+            follow: false,
+            reclaim: Reclaim::Off,
+            reserve: 0,
             program: None,
             force: false,
         };

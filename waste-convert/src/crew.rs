@@ -33,8 +33,8 @@ pub struct Crew<'a> {
 
 /// What a crew asks and tells its owner, from several threads.
 pub trait Owner: Sync {
-    /// The next layer; waits until one can be begun. `None` when there will be no more.
-    fn next(&self) -> Option<u16>;
+    /// The next layer; waits until one can be begun, or the crew is stopped. `None` when there will be no more.
+    fn next(&self, stopped: &dyn Fn() -> bool) -> Option<u16>;
     /// So many more experts of a layer are encoded; negative if they were lost with a worker.
     fn experts(&self, layer: u16, experts: i64);
     /// A layer is finished and durable.
@@ -114,10 +114,11 @@ impl Crew<'_> {
     fn slot(&self, owner: &impl Owner, shared: &Mutex<Shared>) {
         let mut worker = None;
         loop {
-            if lock(shared).stop || self.interrupt.requested() {
+            let stopped = || lock(shared).stop || self.interrupt.requested();
+            if stopped() {
                 return;
             }
-            let Some(layer) = owner.next() else { return };
+            let Some(layer) = owner.next(&stopped) else { return };
             let mut tries = 0;
             loop {
                 tries += 1;
@@ -128,6 +129,10 @@ impl Crew<'_> {
                 };
                 match self.try_layer(layer, &mut worker, owner, shared) {
                     Ended::Done(errors) => {
+                        if self.begin.some {
+                            // It holds shards open that may be removed now.
+                            worker = None;
+                        }
                         if let Err(error) = owner.done(layer, errors) {
                             fail(error, true);
                         }

@@ -11,6 +11,7 @@ use waste_common::error::{Coded, Exit};
 use waste_common::files::FileError;
 use waste_common::json::JsonError;
 use waste_common::quant::QuantError;
+use waste_common::staging::StagingError;
 
 /// Why a checkpoint could not be converted.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +27,15 @@ pub enum ConvertError {
     File(#[from] FileError),
     #[error(transparent)]
     Json(#[from] JsonError),
+    #[error(transparent)]
+    Staging(#[from] StagingError),
+    #[error("{} lacks {} shard(s) that are still needed: {}; fetch them (waste-download), or go on with --follow",
+        dir.display(), missing.len(), list(missing))]
+    Shards { dir: PathBuf, missing: Vec<String> },
+    #[error("{} is not what was written when it is read back: check the disk; nothing was removed", file.display())]
+    ReadBack { file: PathBuf },
+    #[error("--reclaim removes what is used up, so {problem}")]
+    Reclaim { problem: String },
     #[error("{} lacks {} tensor(s) the model needs: {}; download it again", dir.display(), names.len(), list(names))]
     Missing { dir: PathBuf, names: Vec<String> },
     #[error("tensor `{name}`: {problem}")]
@@ -114,6 +124,8 @@ impl Coded for ConvertError {
             ConvertError::Container(error) => error.exit(),
             ConvertError::File(error) => error.exit(),
             ConvertError::Json(error) => error.exit(),
+            ConvertError::Staging(error) => error.exit(),
+            ConvertError::Reclaim { .. } => Exit::Usage,
             ConvertError::NoSpace { .. } => Exit::Space,
             ConvertError::Threads { .. } => Exit::Space,
             ConvertError::NoSuchLayer { .. } => Exit::Usage,
@@ -134,6 +146,10 @@ impl Coded for ConvertError {
             ConvertError::Container(error) => error.code(),
             ConvertError::File(error) => error.code(),
             ConvertError::Json(error) => error.code(),
+            ConvertError::Staging(error) => error.code(),
+            ConvertError::Shards { .. } => "missing_shards",
+            ConvertError::ReadBack { .. } => "read_back",
+            ConvertError::Reclaim { .. } => "unsafe_reclaim",
             ConvertError::Missing { .. } => "missing_tensor",
             ConvertError::Tensor { .. } => "bad_tensor",
             ConvertError::Weights { source, .. } | ConvertError::Experts { source, .. } => source.code(),
@@ -163,6 +179,10 @@ impl Coded for ConvertError {
             ConvertError::Container(error) => return error.fields(),
             ConvertError::File(error) => return error.fields(),
             ConvertError::Json(error) => return error.fields(),
+            ConvertError::Staging(error) => return error.fields(),
+            ConvertError::Shards { missing, .. } => {
+                fields.insert("shards".into(), missing.clone().into());
+            }
             ConvertError::Missing { names, .. } => {
                 fields.insert("missing".into(), names.len().into());
                 let first: Vec<String> = names.iter().take(100).cloned().collect();

@@ -2,6 +2,7 @@
 //! The result depends on checkpoint, layer and options only, so any process can make any layer, in any order.
 
 use std::path::Path;
+use std::time::Instant;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -110,6 +111,36 @@ pub fn convert_layer(
     bank.finish()?;
     let [gate, up, down] = errors.map(|error| error.relative());
     Ok(Errors { gate, up, down })
+}
+
+/// What was found by encoding one expert.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Probe {
+    /// Fitting the codebooks of a layer.
+    pub fit_seconds: f64,
+    /// Reading and encoding an expert, on all threads.
+    pub expert_seconds: f64,
+    /// Of that expert.
+    pub error: Errors,
+}
+
+/// Fits codebooks to a tenth of the samples, encodes the first expert, and keeps nothing of it.
+///
+/// # Errors
+/// As for [`convert_layer`].
+pub fn probe(source: &Source, job: &LayerJob, options: &Options, tick: Tick) -> Result<Probe, ConvertError> {
+    const PART: usize = 10;
+    let start = Instant::now();
+    let few = Options { cb_sample: options.cb_sample.div_ceil(PART), ..*options };
+    let mut books = Vec::new();
+    for kind in Kind::ALL {
+        books.push(fit(source, job, &few, kind, tick)?);
+    }
+    let fit_seconds = start.elapsed().as_secs_f64() * PART as f64;
+    let start = Instant::now();
+    let (_, errors) = encode_expert(source, job, 0, &books, &options.effort.recipe())?;
+    let [gate, up, down] = errors.map(|error| error.relative());
+    Ok(Probe { fit_seconds, expert_seconds: start.elapsed().as_secs_f64(), error: Errors { gate, up, down } })
 }
 
 /// The f16 bits of each codebook.

@@ -12,19 +12,23 @@ pub mod fit;
 pub mod layer;
 mod linear;
 mod options;
+mod parts;
+mod probe;
 pub mod random;
 mod sidecars;
 pub mod source;
 mod state;
+mod supply;
 mod tracker;
 pub mod trunk;
 mod worker;
 
 pub use convert::{Report, Request, Work};
 pub use error::ConvertError;
+pub use supply::Reclaim;
 pub use options::{CB_SAMPLE, Effort, Options, RECIPE, Recipe};
 
-use args::{Args, EffortArg, Format};
+use args::{Args, EffortArg, Format, ReclaimArg};
 use waste_common::cli::chain::Kind;
 use waste_common::cli::{Exit, Failure, Interrupt, Output, Tool, resolve_model};
 use waste_common::container::ExpertFmt;
@@ -40,6 +44,9 @@ pub const TOOL: Tool = Tool {
                waste-convert k3 k3.waste --effort max          better weights, at some times the time\n  \
                waste-convert k3 k3.waste --layers 1-30         a part, on one of several machines\n  \
                waste-convert k3 k3.waste --finish              the rest, when all layers are there\n  \
+               waste-convert k3 k3.waste --dry-run             bytes and hours, before\n  \
+               waste-convert k3 k3.waste --status              how far it has come\n  \
+               waste-convert k3 k3.waste --follow --reclaim on beside waste-download, on one disk\n  \
                waste-convert k3 k3.waste --force               begin anew\n  \
                waste-download moonshotai/Kimi-K3 --dest k3 --json | waste-convert - k3.waste --json",
     details: Vec::new,
@@ -55,9 +62,24 @@ pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
         return Ok(Exit::Done);
     }
     let request = request(&args)?;
-    let report = convert::convert(&request, output, &Interrupt::install()?)?;
+    if args.status {
+        output.set_schema("waste-convert-status/1");
+        return say(&convert::status(&request)?, output);
+    }
+    let interrupt = Interrupt::install()?;
+    if args.dry_run {
+        output.set_schema("waste-convert-dry-run/1");
+        let found = convert::dry_run(&request, output, &interrupt)?;
+        say(&found, output)?;
+        return Ok(if found.fits { Exit::Done } else { Exit::No });
+    }
+    say(&convert::convert(&request, output, &interrupt)?, output)
+}
+
+/// The result as JSON or as text.
+fn say(report: &(impl serde::Serialize + std::fmt::Display), output: &Output) -> Result<Exit, Failure> {
     if output.json() {
-        output.result(&report)?;
+        output.result(report)?;
     } else {
         writeln!(output.text(), "{report}")?;
     }
@@ -97,6 +119,13 @@ fn request(args: &Args) -> Result<Request, Failure> {
             seed: args.seed,
         },
         work,
+        follow: args.follow,
+        reclaim: match args.reclaim {
+            ReclaimArg::Off => Reclaim::Off,
+            ReclaimArg::Dry => Reclaim::Dry,
+            ReclaimArg::On => Reclaim::On,
+        },
+        reserve: args.reserve.0,
         threads: args.threads.map_or(cpus, usize::from),
         jobs: args.jobs.map_or(JOBS.min(cpus), usize::from),
         program: std::env::current_exe().ok(),

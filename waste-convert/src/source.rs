@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
+use serde_json::{Value, json};
 use waste_common::checkpoint::{Checkpoint, CheckpointError};
 use waste_common::config::ModelConfig;
 use waste_common::container::integrity::sha256_hex;
-use waste_common::json::{self, INDEX_BYTES_MAX, MANIFEST_BYTES_MAX};
+use waste_common::json::{INDEX_BYTES_MAX, MANIFEST_BYTES_MAX, read_bounded};
+use waste_common::staging::State;
 use waste_common::tensors::{self, ExpertKind};
 
 use crate::error::ConvertError;
@@ -18,6 +20,8 @@ pub struct Source {
     pub config: ModelConfig,
     /// SHA-256 over configuration, index, and the shards' names and sizes.
     pub fingerprint: String,
+    /// Repository and commit, if waste-download fetched it.
+    pub downloaded: Option<(String, String)>,
     /// Names of the tensors of the trunk, sorted.
     pub trunk: Vec<String>,
     /// Tensors that are not carried over, as a reader may want to know.
@@ -34,10 +38,59 @@ impl Source {
         let config = ModelConfig::from_checkpoint(checkpoint.config())
             .map_err(|source| ConvertError::Config { file: dir.join("config.json"), source })?;
         check_trunk(&checkpoint, &config)?;
-        check_experts(&checkpoint, &config)?;
+        check_experts(&checkpoint, &config, 0..config.layers())?;
         let (trunk, ignored) = trunk_names(&checkpoint, &config)?;
         let fingerprint = fingerprint(&checkpoint)?;
-        Ok(Source { checkpoint, config, fingerprint, trunk, ignored })
+        let downloaded = downloaded(&checkpoint)?;
+        Ok(Source { checkpoint, config, fingerprint, downloaded, trunk, ignored })
+    }
+
+    /// Opens a checkpoint whose shards come and go: only the names of its tensors are checked. Types and shapes are when
+    /// a layer ([`Source::check_layer`]) or a tensor of the trunk ([`Source::carries`]) is about to be read.
+    ///
+    /// # Errors
+    /// The architecture is unknown, or the index lacks tensors.
+    pub fn open_some(dir: &Path) -> Result<Self, ConvertError> {
+        let checkpoint = Checkpoint::open(dir)?;
+        let config = ModelConfig::from_checkpoint(checkpoint.config())
+            .map_err(|source| ConvertError::Config { file: dir.join("config.json"), source })?;
+        let specs = tensors::trunk(&config).into_iter().chain(tensors::vision(&config));
+        let names = specs.map(|spec| spec.name).filter(|name| !checkpoint.contains(name)).collect::<Vec<_>>();
+        if !names.is_empty() {
+            return Err(ConvertError::Missing { dir: dir.to_owned(), names });
+        }
+        let fingerprint = fingerprint(&checkpoint)?;
+        let downloaded = downloaded(&checkpoint)?;
+        Ok(Source { checkpoint, config, fingerprint, downloaded, trunk: Vec::new(), ignored: Vec::new() })
+    }
+
+    /// Checks types and shapes of a layer's experts.
+    ///
+    /// # Errors
+    /// Tensors are missing or have another shape.
+    pub fn check_layer(&self, layer: usize) -> Result<(), ConvertError> {
+        check_experts(&self.checkpoint, &self.config, layer..layer + 1)
+    }
+
+    /// Whether a tensor that is no expert's goes into the trunk: what has no floating-point type or no storable shape
+    /// does not.
+    ///
+    /// # Errors
+    /// The model needs it, but it has another type or shape.
+    pub fn carries(&self, name: &str) -> Result<bool, ConvertError> {
+        let info = self.checkpoint.info(name)?;
+        let fits = info.is_float() && info.shape.len() <= 4 && !info.shape.contains(&0);
+        let mut specs = tensors::trunk(&self.config).into_iter().chain(tensors::vision(&self.config));
+        match specs.find(|spec| spec.name == name) {
+            Some(spec) if !fits || !spec.accepts(&info.shape) => {
+                let problem = format!(
+                    "it is {:?} {:?}; the configuration asks for BF16, F16 or F32 {:?}",
+                    info.dtype, info.shape, spec.shape
+                );
+                Err(ConvertError::Tensor { name: name.to_owned(), problem })
+            }
+            _ => Ok(fits),
+        }
     }
 
     /// One matrix of an expert, `[rows, cols]`.
@@ -45,14 +98,31 @@ impl Source {
         Ok(self.checkpoint.read_expert(&self.config, layer, expert, kind)?)
     }
 
-    /// Bytes of the tensors of one expert of a layer.
-    pub fn expert_bytes(&self, layer: usize) -> u64 {
-        let bytes = |kind| {
-            let base = tensors::expert(&self.config, layer, 0, kind);
-            let parts = ["weight", "weight_packed", "weight_scale"].map(|part| format!("{base}.{part}"));
-            parts.iter().filter_map(|name| self.checkpoint.info(name).ok()).map(|info| info.bytes).sum::<u64>()
+    /// Where the weights are from, as the downloader knows it, and what makes the container.
+    pub fn provenance(&self) -> Value {
+        let (repository, commit) = match &self.downloaded {
+            Some((repository, commit)) => (Some(repository), Some(commit)),
+            None => (None, None),
         };
-        ExpertKind::ALL.into_iter().map(bytes).sum()
+        json!({
+            "repository": repository,
+            "commit": commit,
+            "tool": env!("CARGO_PKG_NAME"),
+            "version": env!("CARGO_PKG_VERSION"),
+        })
+    }
+
+    /// Bytes of the tensors of one expert of a layer; no shard is looked at.
+    pub fn expert_bytes(&self, layer: usize) -> u64 {
+        let Some(moe) = self.config.moe_of(layer) else { return 0 };
+        let weights = 3 * (moe.input * moe.intermediate) as u64;
+        let base = tensors::expert(&self.config, layer, 0, ExpertKind::Gate);
+        if self.checkpoint.contains(&format!("{base}.weight_packed")) {
+            // A nibble each, and a scale for 32.
+            weights * 17 / 32
+        } else {
+            2 * weights
+        }
     }
 
     /// One row of it.
@@ -84,9 +154,13 @@ fn check_trunk(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<(), Conv
     Ok(())
 }
 
-fn check_experts(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<(), ConvertError> {
+fn check_experts(
+    checkpoint: &Checkpoint,
+    config: &ModelConfig,
+    layers: std::ops::Range<usize>,
+) -> Result<(), ConvertError> {
     let mut names = Vec::new();
-    for layer in config.moe_layers() {
+    for layer in config.moe_layers().filter(|layer| layers.contains(layer)) {
         for expert in 0..config.moe_of(layer).map_or(0, |moe| moe.experts) {
             for kind in ExpertKind::ALL {
                 match checkpoint.check_expert(config, layer, expert, kind) {
@@ -138,6 +212,10 @@ fn trunk_names(
     Ok((trunk, ignored))
 }
 
+fn downloaded(checkpoint: &Checkpoint) -> Result<Option<(String, String)>, ConvertError> {
+    Ok(State::read(checkpoint.dir())?.map(|state| (state.repo, state.commit)))
+}
+
 fn fingerprint(checkpoint: &Checkpoint) -> Result<String, ConvertError> {
     let mut text = String::new();
     let index = "model.safetensors.index.json";
@@ -146,12 +224,16 @@ fn fingerprint(checkpoint: &Checkpoint) -> Result<String, ConvertError> {
         if name == index && !path.exists() {
             continue;
         }
-        text.push_str(&format!("{name} {}\n", sha256_hex(&json::read_bounded(&path, limit)?)));
+        text.push_str(&format!("{name} {}\n", sha256_hex(&read_bounded(&path, limit)?)));
     }
     let mut shards = checkpoint.shard_names().to_vec();
     shards.sort_unstable();
+    // A shard that is not there has the size that the downloader knows of.
+    let state = State::read(checkpoint.dir())?;
     for name in shards {
-        let bytes = std::fs::metadata(checkpoint.dir().join(&name)).map_or(0, |meta| meta.len());
+        let known = state.as_ref().and_then(|state| state.files.get(&name)).map(|file| file.size);
+        let found = || std::fs::metadata(checkpoint.dir().join(&name)).map_or(0, |meta| meta.len());
+        let bytes = known.unwrap_or_else(found);
         text.push_str(&format!("{name} {bytes}\n"));
     }
     Ok(sha256_hex(text.as_bytes()))

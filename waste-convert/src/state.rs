@@ -133,6 +133,12 @@ pub fn finished(
     Ok(sound(dir, job)?.then_some(record.errors))
 }
 
+/// Whether a layer is recorded and its files look right: sizes, the first headers. Quick, for a look from outside.
+pub fn looks_finished(dir: &Path, job: &LayerJob) -> bool {
+    let found = finished_layer(dir, job.layer, job.experts as u32, &job.geometry, &job.quant);
+    is_recorded(dir, job.layer) && matches!(found, Ok(Some(base)) if base == job.codebook_base)
+}
+
 /// Whether the two files of a layer are sound.
 fn sound(dir: &Path, job: &LayerJob) -> Result<bool, ConvertError> {
     let experts = job.experts as u32;

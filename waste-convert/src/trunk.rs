@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rayon::prelude::*;
-use waste_common::checkpoint::TensorInfo;
+use waste_common::checkpoint::{Dtype, TensorInfo};
 use waste_common::config::ModelConfig;
 use waste_common::container::writer::TrunkWriter;
 use waste_common::container::{TrunkEntry, TrunkFmt, TrunkSizes};
@@ -59,27 +59,34 @@ pub fn plan(
     Ok(Plan { fmt, shape, sizes })
 }
 
-/// Bytes of the whole trunk.
+/// Bytes of the whole trunk. Of a checkpoint of which only some shards are there, as the configuration tells.
 pub fn trunk_bytes(source: &Source, options: &Options) -> Result<u64, ConvertError> {
     let mut total = 0;
     for name in &source.trunk {
         total += plan(&source.config, options, name, &source.checkpoint.info(name)?)?.sizes.bytes;
     }
+    if source.trunk.is_empty() {
+        for spec in tensors::trunk(&source.config).into_iter().chain(tensors::vision(&source.config)) {
+            let info = TensorInfo { dtype: Dtype::BF16, shape: spec.shape, offset: 0, bytes: 0 };
+            total += plan(&source.config, options, &spec.name, &info)?.sizes.bytes;
+        }
+    }
     Ok(total)
 }
 
-/// Writes `trunk.bin` and its index; `tick` is called with the bytes written.
+/// Writes `trunk.bin` of some tensors, and its index; `tick` is called with the bytes written.
 ///
 /// # Errors
 /// A tensor cannot be read or has weights that are not finite (it is named); the disk refuses; `tick` says so.
 pub fn convert_trunk(
     source: &Source,
     options: &Options,
+    names: &[String],
     dir: &Path,
     tick: Tick,
 ) -> Result<Vec<TrunkEntry>, ConvertError> {
     let mut trunk = TrunkWriter::create(dir)?;
-    for name in &source.trunk {
+    for name in names {
         convert_tensor(source, options, name, &mut trunk, tick)?;
     }
     Ok(trunk.finish()?)

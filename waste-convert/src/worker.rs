@@ -38,6 +38,8 @@ pub struct Begin {
     pub container: PathBuf,
     pub options: Options,
     pub threads: usize,
+    /// Shards of the checkpoint come and go: those of other layers may not be there.
+    pub some: bool,
 }
 
 /// What a worker answers.
@@ -145,7 +147,8 @@ fn convert(
     let (source, jobs, pool) = match opened {
         Some(opened) => opened,
         None => {
-            let source = Source::open(&begin.checkpoint)?;
+            let open = if begin.some { Source::open_some } else { Source::open };
+            let source = open(&begin.checkpoint)?;
             let jobs = jobs(&source, &begin.options.quant())?;
             let pool = rayon::ThreadPoolBuilder::new().num_threads(begin.threads).build();
             let pool = pool.map_err(|source| ConvertError::Threads { threads: begin.threads, source })?;
@@ -184,6 +187,7 @@ pub fn finish_layer(
         return Ok(errors);
     }
     state::forget(dir, job.layer)?;
+    source.check_layer(job.layer.into())?;
     let errors = convert_layer(source, job, options, dir, tick)?;
     state::record(dir, job.layer, &errors, &fingerprint)?;
     Ok(errors)
