@@ -63,13 +63,13 @@ impl Model {
         model
     }
 
-    /// A checkpoint below the `tests` folder, converted by waste-convert in its usual format.
+    /// A checkpoint below the `tests` folder, converted by waste-convert in its usual format, quickly.
     ///
     /// # Panics
     /// It cannot be. (Tests only.)
     pub fn converted(relative: &str) -> Model {
         let model = Model::empty("model.waste");
-        run("waste-convert", [arg(&data(relative)), arg(&model.dir), "-q"]).done();
+        run("waste-convert", [arg(&data(relative)), arg(&model.dir), "--effort", "fast", "-q"]).done();
         model
     }
 

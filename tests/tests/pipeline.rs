@@ -20,7 +20,7 @@ fn from_checkpoint_to_text() {
     let home = Model::empty("home");
     let container = home.path("k3.waste");
     let download = downloaded("golden/tiny-k3/ckpt");
-    let convert = piped("waste-convert", &["-", arg(&container), "--json"], &download).done();
+    let convert = piped("waste-convert", &["-", arg(&container), "--effort", "fast", "--json"], &download).done();
     let report = convert.json("waste-convert/1");
     assert_eq!(report["container"], arg(&container));
     assert!(report["error"]["gate"].is_f64(), "{report}");
@@ -65,7 +65,7 @@ fn with_a_model_from_stdin_the_text_comes_from_elsewhere() {
 fn stages(out: &str) -> Vec<(&'static str, Vec<String>)> {
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     vec![
-        ("waste-convert", words(&["-", out, "--json"])),
+        ("waste-convert", words(&["-", out, "--effort", "fast", "--json"])),
         ("waste-verify", words(&["-", "--json"])),
         ("waste-plan", words(&["-", "--json"])),
         ("waste-run", words(&["-", "hi", "--json"])),

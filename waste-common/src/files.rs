@@ -113,6 +113,7 @@ impl AtomicFile {
             // Closed first: Windows does not like renaming open files.
             drop(writer);
             let renamed = synced
+                .and_then(|()| step())
                 .map_err(FileError::io("write", &self.tmp))
                 .and_then(|()| fs::rename(&self.tmp, &self.path).map_err(FileError::io("rename", &self.tmp)));
             if renamed.is_err() {
@@ -156,10 +157,28 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> Result<(), FileError> {
 
 /// Makes renames and removals in `dir` durable. Windows has no such operation, and needs none.
 pub fn sync_dir(dir: &Path) -> Result<(), FileError> {
-    if cfg!(windows) {
-        return Ok(());
+    if !cfg!(windows) {
+        File::open(dir).and_then(|dir| dir.sync_all()).map_err(FileError::io("sync directory", dir))?;
     }
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(FileError::io("sync directory", dir))
+    step().map_err(FileError::io("sync directory", dir))
+}
+
+/// Where something becomes durable. Builds for tests die at the step whose number is in `WASTE_ABORT_AT_STEP`, or find
+/// the disk full at the one in `WASTE_FULL_AT_STEP`.
+fn step() -> io::Result<()> {
+    #[cfg(debug_assertions)]
+    {
+        static STEPS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+        let number = (STEPS.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1).to_string();
+        let here = |key| std::env::var(key).is_ok_and(|at| at == number);
+        if here("WASTE_ABORT_AT_STEP") {
+            std::process::abort();
+        }
+        if here("WASTE_FULL_AT_STEP") {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+    }
+    Ok(())
 }
 
 /// Whether there is a regular file of this name; a link or anything else is an error.

@@ -392,7 +392,10 @@ impl<'a> Conversion<'a> {
                 }
             };
         }
-        match (begun, state::written_files(dir)?.into_iter().next()) {
+        // Killed before the state was there.
+        let unborn = format!("{STATE}.tmp");
+        let others = state::written_files(dir)?.into_iter().filter(|name| *name != unborn);
+        match (begun, { others }.next()) {
             (true, _) => Ok(Begun::Unfinished),
             (false, None) => self.begin_anew(),
             (false, Some(file)) => Err(ConvertError::Foreign { dir: dir.to_owned(), file }),

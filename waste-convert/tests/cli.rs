@@ -145,9 +145,15 @@ fn golden_checkpoints_become_what_another_tool_makes_of_them() {
 #[test]
 fn a_trained_model_keeps_its_weights_in_every_format() {
     let dir = tempfile::tempdir().unwrap();
-    for (format, lowest, highest) in [("vq3r", 0.185, 0.205), ("vq4p", 0.2, 0.225), ("vq2r", 0.32, 0.345)] {
-        let container = dir.path().join(format);
-        let options = ["--format", format, "--cb-sample", "12000", "--trunk-bits", "8"];
+    for (format, effort, lowest, highest) in [
+        ("vq3r", "fast", 0.185, 0.205),
+        ("vq4p", "fast", 0.2, 0.225),
+        ("vq2r", "fast", 0.31, 0.345),
+        ("vq4p", "normal", 0.17, 0.195),
+    ] {
+        let container = dir.path().join(format!("{format}-{effort}"));
+        let options =
+            ["--format", format, "--effort", effort, "--cb-sample", "12000", "--trunk-bits", "8"];
         let report = convert(&tales(), &container, &options);
         let container = sound(&container);
         let errors = compare_with_source(&container, &tales());
@@ -165,7 +171,7 @@ fn threads_change_no_byte() {
     let dir = tempfile::tempdir().unwrap();
     let at = |threads: &str| dir.path().join(threads);
     for threads in ["1", "2", "3"] {
-        convert(&tales(), &at(threads), &["--threads", threads, "--cb-sample", "9000", "--format", "vq4p"]);
+        convert(&tales(), &at(threads), &["--threads", threads, "--cb-sample", "2000", "--format", "vq4p"]);
     }
     assert_same(&at("1"), &at("2"));
     assert_same(&at("1"), &at("3"));
@@ -177,10 +183,14 @@ fn the_container_of_a_checkpoint_is_known() {
     let dir = tempfile::tempdir().unwrap();
     let container = dir.path().join("c.waste");
     let report = convert(&golden("tiny-linear"), &container, &QUICK);
-    assert_eq!(report["manifest_sha256"], KNOWN);
+    assert_eq!(report["manifest_sha256"], FAST);
+    let container = dir.path().join("n.waste");
+    let report = convert(&golden("tiny-linear"), &container, &["--cb-sample", "512"]);
+    assert_eq!(report["manifest_sha256"], NORMAL);
 }
 
-const KNOWN: &str = "b0fc9c1cd4a6224dc3f26312c6be46424033caf2295d4dde928c87bc818414f1";
+const FAST: &str = "b0fc9c1cd4a6224dc3f26312c6be46424033caf2295d4dde928c87bc818414f1";
+const NORMAL: &str = "b0fc9c1cd4a6224dc3f26312c6be46424033caf2295d4dde928c87bc818414f1";
 
 #[test]
 fn a_previous_tool_names_the_checkpoint() {
@@ -210,7 +220,7 @@ fn a_finished_container_is_replaced_by_force_only() {
     let container = dir.path().join("c.waste");
     let first = convert(&golden("tiny-linear"), &container, &QUICK);
     let before = files(&container);
-    let other = ["--cb-sample", "2048", "--trunk-bits", "8"];
+    let other = ["--cb-sample", "2048", "--effort", "fast", "--trunk-bits", "8"];
     let error = refused(&golden("tiny-linear"), &container, &other, 3, "container_exists");
     assert!(error["message"].as_str().unwrap().contains("trunk_bits"), "{error}");
     refused(&golden("tiny-k3"), &container, &QUICK, 3, "container_exists");
@@ -222,7 +232,7 @@ fn a_finished_container_is_replaced_by_force_only() {
 
     fs::write(container.join("usage.waste"), b"learned").unwrap();
     fs::write(container.join("experts-L77.bin"), b"of an old model").unwrap();
-    convert(&golden("tiny-linear"), &container, &["--cb-sample", "2048", "--trunk-bits", "8", "--force"]);
+    convert(&golden("tiny-linear"), &container, &["--cb-sample", "2048", "--effort", "fast", "--trunk-bits", "8", "--force"]);
     sound(&container);
     assert!(container.join("usage.waste").exists() && !container.join("experts-L77.bin").exists());
     fs::remove_file(container.join("usage.waste")).unwrap();

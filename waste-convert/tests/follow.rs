@@ -1,0 +1,168 @@
+//! Beside a downloader, on one disk.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod util;
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use util::*;
+use waste_common::container::integrity::sha256_hex;
+use waste_common::staging::{FileState, ORDER, RECLAIMED, State, read_names};
+use waste_tests::tool::{Ran, process};
+
+const OPTIONS: [&str; 5] = ["--cb-sample", "1024", "--effort", "fast", "--json"];
+
+/// What a downloader knows of a checkpoint before it has fetched anything.
+fn begin(dir: &Path) -> State {
+    let mut state = State::new("owner/name", Some("main"), "0123456789abcdef");
+    for entry in fs::read_dir(tales()).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        let size = entry.metadata().unwrap().len();
+        state.files.insert(name, FileState { size, sha256: None, done: false });
+    }
+    state.write(dir).unwrap();
+    state
+}
+
+/// Fetches one file.
+fn fetch(dir: &Path, state: &mut State, name: &str) {
+    let content = fs::read(tales().join(name)).unwrap();
+    fs::write(dir.join(name), &content).unwrap();
+    let file = state.files.get_mut(name).unwrap();
+    (file.sha256, file.done) = (Some(sha256_hex(&content)), true);
+    state.write(dir).unwrap();
+}
+
+fn fetch_small(dir: &Path, state: &mut State) {
+    let names: Vec<String> =
+        state.files.keys().filter(|name| !name.ends_with(".safetensors")).cloned().collect();
+    names.iter().for_each(|name| fetch(dir, state, name));
+}
+
+fn wait(until: &dyn Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(120);
+    while !until() {
+        assert!(Instant::now() < end, "it did not happen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn shards(dir: &Path) -> usize {
+    let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.ends_with(".safetensors")).count()
+}
+
+/// The container of a checkpoint that was fetched as a whole.
+fn whole(dir: &Path) -> std::path::PathBuf {
+    let (checkpoint, container) = (dir.join("whole-checkpoint"), dir.join("whole"));
+    fs::create_dir(&checkpoint).unwrap();
+    let mut state = begin(&checkpoint);
+    let names: Vec<String> = state.files.keys().cloned().collect();
+    names.iter().for_each(|name| fetch(&checkpoint, &mut state, name));
+    convert(&checkpoint, &container, &OPTIONS[..4]);
+    container
+}
+
+#[test]
+fn shards_are_used_as_they_arrive_and_removed() {
+    if waste_tests::tool::emulated() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let whole = whole(dir.path());
+    let (checkpoint, container) = (dir.path().join("checkpoint"), dir.path().join("pieces"));
+    fs::create_dir(&checkpoint).unwrap();
+    let mut state = begin(&checkpoint);
+    let start = || {
+        let mut command = process("waste-convert");
+        command.arg(&checkpoint).arg(&container).args(OPTIONS).args(["--follow", "--reclaim", "on"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut run = start();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!checkpoint.join(ORDER).exists(), "it does not know the shards yet");
+    fetch_small(&checkpoint, &mut state);
+    wait(&|| checkpoint.join(ORDER).exists());
+    let order = read_names(&checkpoint.join(ORDER)).unwrap().unwrap();
+    assert_eq!(order.len(), 4);
+    let mut peak = 0;
+    for (number, shard) in order.iter().enumerate() {
+        fetch(&checkpoint, &mut state, shard);
+        peak = peak.max(shards(&checkpoint));
+        // What two shards share needs both.
+        let before = number;
+        wait(&|| run_has_caught_up(&checkpoint, before));
+        if number == 1 {
+            // The power fails.
+            run.kill().unwrap();
+            run.wait().unwrap();
+            run = start();
+        }
+    }
+    let ran = Ran::from_output(run.wait_with_output().unwrap()).done();
+    assert!(ran.stderr.contains("used up and removed"), "{}", ran.stderr);
+    assert!(peak <= 3, "{peak} shards at once");
+    assert_eq!(shards(&checkpoint), 0);
+    assert_eq!(read_names(&checkpoint.join(RECLAIMED)).unwrap().unwrap().len(), 4);
+    assert_same(&whole, &container);
+    let manifest: serde_json::Value =
+        serde_json::from_slice(&fs::read(container.join("manifest.json")).unwrap()).unwrap();
+    assert_eq!(manifest["provenance"]["repository"], "owner/name");
+    assert_eq!(manifest["provenance"]["commit"], "0123456789abcdef");
+    // Nothing is left to do, and no shard is missed.
+    convert(&checkpoint, &container, &OPTIONS[..4]);
+}
+
+/// After shard `number` at most two may still be needed.
+fn run_has_caught_up(checkpoint: &Path, number: usize) -> bool {
+    let removed = read_names(&checkpoint.join(RECLAIMED)).unwrap().map_or(0, |names| names.len());
+    removed + 2 > number
+}
+
+#[test]
+fn what_would_be_removed_is_named_and_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = dir.path().join("checkpoint");
+    fs::create_dir(&checkpoint).unwrap();
+    let mut state = begin(&checkpoint);
+    let names: Vec<String> = state.files.keys().cloned().collect();
+    names.iter().for_each(|name| fetch(&checkpoint, &mut state, name));
+    let mut command = process("waste-convert");
+    command.arg(&checkpoint).arg(dir.path().join("c")).args(OPTIONS).args(["--reclaim", "dry"]);
+    let ran = Ran::from_output(command.output().unwrap()).done();
+    assert_eq!(ran.stderr.matches("would be removed").count(), 4, "{}", ran.stderr);
+    assert_eq!(shards(&checkpoint), 4);
+    assert!(!checkpoint.join(RECLAIMED).exists());
+}
+
+#[test]
+fn nothing_is_removed_where_it_could_be_missed() {
+    let dir = copy(&tales());
+    let on = ["--reclaim", "on"];
+    let inside = dir.path().join("c.waste");
+    refused(dir.path(), &inside, &on, 2, "unsafe_reclaim");
+    let beside = tempfile::tempdir().unwrap();
+    let beside = beside.path().join("c.waste");
+    // Not verified by a download.
+    refused(dir.path(), &beside, &on, 2, "unsafe_reclaim");
+    begin(dir.path());
+    refused(dir.path(), &beside, &["--reclaim", "on", "--layers", "1"], 2, "unsafe_reclaim");
+    // Verified, but for one shard, which stays.
+    let mut state = begin(dir.path());
+    let names: Vec<String> = state.files.keys().cloned().collect();
+    for name in names.iter().filter(|name| !name.contains("00002")) {
+        fetch(dir.path(), &mut state, name);
+    }
+    convert(dir.path(), &beside, &["--cb-sample", "1024", "--effort", "fast", "--reclaim", "on"]);
+    assert_eq!(shards(dir.path()), 1);
+    assert!(dir.path().join("model-00002-of-000004.safetensors").exists());
+    // What is gone is missed by name.
+    let other = beside.parent().unwrap().join("other.waste");
+    let error = refused(dir.path(), &other, &["--cb-sample", "1024"], 3, "missing_shards");
+    assert_eq!(error["shards"].as_array().unwrap().len(), 3);
+}
