@@ -75,5 +75,5 @@ fn the_scripts_it_names_exist() {
         assert!(root().join(&script).is_file(), "{script}");
         found += 1;
     }
-    assert_eq!(found, 2);
+    assert_eq!(found, 3);
 }

@@ -131,7 +131,9 @@ pub struct Probe {
 pub fn probe(source: &Source, job: &LayerJob, options: &Options, tick: Tick) -> Result<Probe, ConvertError> {
     const PART: usize = 10;
     let start = Instant::now();
-    let few = Options { cb_sample: options.cb_sample.div_ceil(PART), ..*options };
+    let layout = job.geometry.layout(Kind::Gate);
+    let whole = options.cb_sample.min(job.experts * layout.rows() * layout.vectors());
+    let few = Options { cb_sample: whole.div_ceil(PART), ..*options };
     let mut books = Vec::new();
     for kind in Kind::ALL {
         books.push(fit(source, job, &few, kind, tick)?);

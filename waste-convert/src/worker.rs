@@ -101,7 +101,7 @@ pub fn write_line(writer: &mut impl Write, value: &impl Serialize) -> std::io::R
 /// The worker's main.
 ///
 /// # Errors
-/// The parent says what is not understood, or is gone.
+/// It was not started by a parent.
 pub fn run(interrupt: &Interrupt) -> Result<(), Failure> {
     let (sender, orders) = mpsc::channel();
     let gone = interrupt.clone();
@@ -125,14 +125,16 @@ pub fn run(interrupt: &Interrupt) -> Result<(), Failure> {
             Ok(errors) => Event::Done(errors),
             Err(error) => Event::Failed(Report::of(&error)),
         };
-        say(&event)?;
+        // Nobody is left to be told that nobody listens.
+        if say(&event).is_err() {
+            break;
+        }
     }
     Ok(())
 }
 
-fn say(event: &Event) -> Result<(), Failure> {
+fn say(event: &Event) -> std::io::Result<()> {
     write_line(&mut std::io::stdout().lock(), event)
-        .map_err(|error| Failure::internal(format!("the parent of a worker is gone: {error}")))
 }
 
 /// The checkpoint is opened for the first layer, so that whatever is wrong with it is told as an event.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use util::*;
 use waste_common::container::integrity::sha256_hex;
 use waste_common::cli::{Captured, CommonArgs, Exit, Interrupt, Tool, run_captured};
-use waste_convert::{Effort, Options, Request, Work};
+use waste_convert::{Effort, Options, Reclaim, Request, Work};
 
 /// The quickest format.
 const OPTIONS: [&str; 6] = ["--cb-sample", "2048", "--format", "vq4p", "--effort", "fast"];
@@ -107,6 +107,9 @@ fn request(container: PathBuf) -> Request {
         work: Work::All,
         threads: 1,
         jobs: 1,
+        follow: false,
+        reclaim: Reclaim::Off,
+        reserve: 0,
         program: None,
         force: false,
     }
