@@ -20,7 +20,8 @@ fn from_checkpoint_to_text() {
     let home = Model::empty("home");
     let container = home.path("k3.waste");
     let download = downloaded("golden/tiny-k3/ckpt");
-    let convert = piped("waste-convert", &["-", arg(&container), "--effort", "fast", "--json"], &download).done();
+    let convert =
+        piped("waste-convert", &["-", arg(&container), "--effort", "fast", "--json"], &download).done();
     let report = convert.json("waste-convert/1");
     assert_eq!(report["container"], arg(&container));
     assert!(report["error"]["gate"].is_f64(), "{report}");

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
@@ -616,7 +616,9 @@ impl<'a> Conversion<'a> {
         let crew = crew.filter(|crew| match crew.can_start() {
             Ok(()) => true,
             Err(error) => {
-                output.warn(format_args!("no worker can be started ({error}): layers are converted in this process"));
+                output.warn(format_args!(
+                    "no worker can be started ({error}): layers are converted in this process"
+                ));
                 false
             }
         });
@@ -687,7 +689,8 @@ impl<'a> Conversion<'a> {
             let prefixes = ["experts-L", "codebooks-L", "convert-L"];
             let of_a_layer = |name: &String| prefixes.iter().any(|prefix| name.starts_with(prefix));
             let left = state::written_files(self.dir())?.into_iter().filter(|name| !name.ends_with(".lock"));
-            let left = left.filter(|name| name.ends_with(".tmp") || (of_a_layer(name) && !kept.contains(name)));
+            let left =
+                left.filter(|name| name.ends_with(".tmp") || (of_a_layer(name) && !kept.contains(name)));
             state::remove(self.dir(), &left.collect::<Vec<_>>())?;
         }
         Ok(sound)
@@ -758,7 +761,12 @@ impl<'a> Conversion<'a> {
             effort: self.request.options.effort.name(),
             trunk_bits: self.request.options.trunk_bits,
             layers: layers.len(),
-            experts: self.jobs.iter().filter(|job| layers.contains_key(&job.layer)).map(|job| job.experts).sum(),
+            experts: self
+                .jobs
+                .iter()
+                .filter(|job| layers.contains_key(&job.layer))
+                .map(|job| job.experts)
+                .sum(),
             owed_layers: self.owed(layers),
             bytes,
             seconds: (start.elapsed().as_secs_f64() * 1e3).round() / 1e3,

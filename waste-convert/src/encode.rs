@@ -101,7 +101,9 @@ pub fn encode(
     indices
         .par_chunks_mut(layout.payload_bytes() / layout.blocks())
         .zip(weights.par_chunks(ROW_BLOCK * cols).zip(scales.par_chunks_mut(ROW_BLOCK)))
-        .for_each(|(indices, (weights, scales))| encode_rows(weights, scales, layout, books, recipe, indices));
+        .for_each(|(indices, (weights, scales))| {
+            encode_rows(weights, scales, layout, books, recipe, indices)
+        });
     let error = measure(weights, layout, books, &indices, &scales)?;
     Ok(EncodedMatrix { indices, scales, error })
 }

@@ -75,7 +75,9 @@ pub enum ConvertError {
     Owed { dir: PathBuf, layers: Vec<u16> },
     #[error("layer {layer}: {}", report.message)]
     Worker { layer: u16, report: Box<crate::worker::Report> },
-    #[error("the worker of layer {layer} {how}, twice; what is finished is kept, the same command tries again")]
+    #[error(
+        "the worker of layer {layer} {how}, twice; what is finished is kept, the same command tries again"
+    )]
     WorkerDied { layer: u16, how: String },
     #[error("cannot start {threads} threads: {source}")]
     Threads { threads: usize, source: rayon::ThreadPoolBuildError },

@@ -46,7 +46,9 @@ impl Samples {
         }
         let rounded = |value: f32| f16_to_f32(f32_to_f16(value.clamp(-F16_MAX, F16_MAX)));
         // Rounded before anything is assigned to them for good.
-        Codebooks::new(unpacked(&books).into_iter().map(|b| b.iter().map(|c| c.map(rounded)).collect()).collect())
+        Codebooks::new(
+            unpacked(&books).into_iter().map(|b| b.iter().map(|c| c.map(rounded)).collect()).collect(),
+        )
     }
 
     /// Each codebook by k-means on what the ones before leave over.
@@ -139,7 +141,8 @@ impl Samples {
                 }
             }
         }
-        let mean = self.weights.iter().map(|weight| f64::from(*weight)).sum::<f64>() / self.weights.len().max(1) as f64;
+        let mean = self.weights.iter().map(|weight| f64::from(*weight)).sum::<f64>()
+            / self.weights.len().max(1) as f64;
         for i in 0..n {
             matrix[i * n + i] += HOLD * mean;
         }

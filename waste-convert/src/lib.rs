@@ -25,8 +25,8 @@ mod worker;
 
 pub use convert::{Report, Request, Work};
 pub use error::ConvertError;
-pub use supply::Reclaim;
 pub use options::{CB_SAMPLE, Effort, Options, RECIPE, Recipe};
+pub use supply::Reclaim;
 
 use args::{Args, EffortArg, Format, ReclaimArg};
 use waste_common::cli::chain::Kind;

@@ -103,12 +103,7 @@ pub fn merge(
 }
 
 /// Copies a tensor as it is stored.
-fn copy(
-    entry: &TrunkEntry,
-    part: &Trunk,
-    trunk: &mut TrunkWriter,
-    tick: Tick,
-) -> Result<(), ConvertError> {
+fn copy(entry: &TrunkEntry, part: &Trunk, trunk: &mut TrunkWriter, tick: Tick) -> Result<(), ConvertError> {
     let sizes = part.sizes(entry)?;
     let mut tensor = trunk.tensor(&entry.name, &entry.shape, entry.fmt)?;
     let mut start = 0;

@@ -126,9 +126,8 @@ pub fn finished(
     // What does not parse says nothing.
     let value = json::read(&dir.join(record_name(job.layer)), MANIFEST_BYTES_MAX).ok();
     let record = value.and_then(|value| serde_json::from_value::<LayerRecord>(value).ok());
-    let ours = |record: &LayerRecord| {
-        record.version == VERSION && record.options_sha256 == options_sha256(options)
-    };
+    let ours =
+        |record: &LayerRecord| record.version == VERSION && record.options_sha256 == options_sha256(options);
     let Some(record) = record.filter(ours) else { return Ok(None) };
     Ok(sound(dir, job)?.then_some(record.errors))
 }

@@ -96,10 +96,8 @@ impl<'a> Supply<'a> {
         trunk: impl IntoIterator<Item = String>,
     ) -> Result<Self, ConvertError> {
         let ledger = staging::read_names(&dir.join(RECLAIMED))?.unwrap_or_default();
-        let used =
-            Used { layers: layers.into_iter().collect(), trunk: trunk.into_iter().collect(), ledger };
-        let supply =
-            Supply { dir: dir.to_owned(), shards, follow, reclaim, output, used: Mutex::new(used) };
+        let used = Used { layers: layers.into_iter().collect(), trunk: trunk.into_iter().collect(), ledger };
+        let supply = Supply { dir: dir.to_owned(), shards, follow, reclaim, output, used: Mutex::new(used) };
         supply.reconcile()?;
         supply.remove_used()?;
         Ok(supply)
@@ -108,7 +106,8 @@ impl<'a> Supply<'a> {
     /// Compares what is needed with what was removed.
     fn reconcile(&self) -> Result<(), ConvertError> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let needed: Vec<&str> = self.shards.in_order().into_iter().filter(|name| self.needed(&used, name)).collect();
+        let needed: Vec<&str> =
+            self.shards.in_order().into_iter().filter(|name| self.needed(&used, name)).collect();
         if self.follow {
             // Something made of it was damaged since: it has to come again.
             let before = used.ledger.len();

@@ -152,8 +152,7 @@ fn a_trained_model_keeps_its_weights_in_every_format() {
         ("vq4p", "normal", 0.17, 0.195),
     ] {
         let container = dir.path().join(format!("{format}-{effort}"));
-        let options =
-            ["--format", format, "--effort", effort, "--cb-sample", "12000", "--trunk-bits", "8"];
+        let options = ["--format", format, "--effort", effort, "--cb-sample", "12000", "--trunk-bits", "8"];
         let report = convert(&tales(), &container, &options);
         let container = sound(&container);
         let errors = compare_with_source(&container, &tales());
@@ -232,7 +231,11 @@ fn a_finished_container_is_replaced_by_force_only() {
 
     fs::write(container.join("usage.waste"), b"learned").unwrap();
     fs::write(container.join("experts-L77.bin"), b"of an old model").unwrap();
-    convert(&golden("tiny-linear"), &container, &["--cb-sample", "2048", "--effort", "fast", "--trunk-bits", "8", "--force"]);
+    convert(
+        &golden("tiny-linear"),
+        &container,
+        &["--cb-sample", "2048", "--effort", "fast", "--trunk-bits", "8", "--force"],
+    );
     sound(&container);
     assert!(container.join("usage.waste").exists() && !container.join("experts-L77.bin").exists());
     fs::remove_file(container.join("usage.waste")).unwrap();

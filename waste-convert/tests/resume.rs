@@ -10,8 +10,8 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use util::*;
-use waste_common::container::integrity::sha256_hex;
 use waste_common::cli::{Captured, CommonArgs, Exit, Interrupt, Tool, run_captured};
+use waste_common::container::integrity::sha256_hex;
 use waste_convert::{Effort, Options, Reclaim, Request, Work};
 
 /// The quickest format.
@@ -150,8 +150,7 @@ fn begun(whole: &Path, layers: u16) -> tempfile::TempDir {
     let options_sha256 = sha256_hex(state["options"].to_string().as_bytes());
     for layer in 1..=layers {
         let errors = &manifest["conversion"]["layers"][layer.to_string()];
-        let record =
-            serde_json::json!({"version": 2, "options_sha256": options_sha256, "errors": errors});
+        let record = serde_json::json!({"version": 2, "options_sha256": options_sha256, "errors": errors});
         fs::write(dir.path().join(format!("convert-L{layer}.json")), record.to_string()).unwrap();
     }
     dir
@@ -219,13 +218,24 @@ fn other_options_and_other_states_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(run(dir.path(), true).exit, Exit::Interrupted);
     let checkpoint = golden("tiny-linear");
-    let error =
-        refused(&checkpoint, dir.path(), &["--cb-sample", "1024", "--effort", "fast", "--format", "vq4p"], 3, "other_options");
+    let error = refused(
+        &checkpoint,
+        dir.path(),
+        &["--cb-sample", "1024", "--effort", "fast", "--format", "vq4p"],
+        3,
+        "other_options",
+    );
     assert_eq!(
         (&error["option"], &error["begun"], &error["wanted"]),
         (&"format".into(), &"VQ3R".into(), &"VQ4P".into())
     );
-    let error = refused(&golden("tiny-k3"), dir.path(), &["--cb-sample", "1024", "--effort", "fast"], 3, "other_options");
+    let error = refused(
+        &golden("tiny-k3"),
+        dir.path(),
+        &["--cb-sample", "1024", "--effort", "fast"],
+        3,
+        "other_options",
+    );
     assert_eq!(error["option"], "checkpoint_sha256");
     edit(&dir.path().join("convert.state.json"), |state| state["version"] = 1.into());
     refused(&checkpoint, dir.path(), &["--cb-sample", "1024", "--effort", "fast"], 3, "bad_state");
