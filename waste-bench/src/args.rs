@@ -5,8 +5,8 @@ use waste_common::cli::CommonArgs;
 
 use crate::cache::CacheArgs;
 use crate::disk::DiskArgs;
-use crate::kernels::KernelArgs;
 use crate::encode::EncodeArgs;
+use crate::kernels::KernelArgs;
 use crate::report::FormatArgs;
 use crate::speed::SpeedArgs;
 use crate::sweep::SweepArgs;
