@@ -367,6 +367,7 @@ fn elementwise(list: &mut List, sets: &[&'static Kernels]) {
     const N: usize = 1024;
     type InPlace = fn(&mut [f32]);
     type WithOther = fn(&mut [f32], &[f32]);
+    type Other = Box<dyn Fn(&[f32], &mut [f32])>;
     for &kernels in sets {
         let in_place: [(&str, InPlace); 6] = [
             ("softmax", kernels.softmax),
@@ -391,7 +392,7 @@ fn elementwise(list: &mut List, sets: &[&'static Kernels]) {
                 kernel(&mut y, &x);
             });
         }
-        let other = |name: &str, list: &mut List, kernel: Box<dyn Fn(&[f32], &mut [f32])>| {
+        let other = |name: &str, list: &mut List, kernel: Other| {
             let (x, mut y) = (noise(N), noise(N));
             list.add_simple(name, kernels.name, 8 * N, move || kernel(black_box(&x), &mut y));
         };

@@ -79,10 +79,10 @@ pub fn rows_q4_fast(payload: &[u8], scales: &[u16], x: &[f32], scratch: &mut [f3
         let groups = row.chunks_exact(GROUP / 2).zip(wholes).zip(units.iter().zip(scales));
         for ((bytes, whole), (unit, &scale)) in groups {
             let factor = f16_to_f32(scale) * unit;
-            for (j, total) in total.iter_mut().enumerate() {
+            for (j, (total, bytes)) in total.iter_mut().zip(bytes.chunks_exact(4)).enumerate() {
                 let (mut high, mut low) = (0, whole.bias[j]);
-                for i in 4 * j..4 * j + 4 {
-                    let (even, odd) = (i32::from(bytes[i] & 15), i32::from(bytes[i] >> 4));
+                for (i, byte) in (4 * j..).zip(bytes) {
+                    let (even, odd) = (i32::from(byte & 15), i32::from(byte >> 4));
                     high += even * i32::from(whole.even_high[i]) + odd * i32::from(whole.odd_high[i]);
                     low += even * i32::from(whole.even_low[i]) + odd * i32::from(whole.odd_low[i]);
                 }
