@@ -185,7 +185,8 @@ impl Engine {
     /// Adds what the model's tokens have used since open.
     pub fn learn(&self, usage: &mut Usage) {
         let Some(store) = &self.store else { return };
-        let layers: Vec<u16> = self.config.moe_layers().filter_map(|layer| layer.try_into().ok()).collect();
+        let layers: Vec<u16> =
+            self.config.moe_layers().filter_map(|layer| u16::try_from(layer).ok()).collect();
         let (tokens, uses) = store.uses();
         let place = |id: ExpertId| Some((*layers.get(id.moe as usize)?, u16::try_from(id.expert).ok()?));
         usage.learn(u64::from(tokens), uses.into_iter().filter_map(|(id, uses)| Some((place(id)?, uses))));
