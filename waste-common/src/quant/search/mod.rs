@@ -170,6 +170,7 @@ compiled! { avx2, super::lanes::Avx2, "avx2,fma" }
 
 /// The kernels this CPU can run, the best last.
 fn available() -> Vec<Kernels> {
+    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
     let mut all = vec![portable::KERNELS];
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
