@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Reproduces the figures: makes a synthetic container of Kimi-Linear-48B's shape, measures the disk, then decoding and
-# prefill with the cache too small for all experts and with all of them in it, and prints the tables.
+# Reproduces the figures: makes a synthetic container of Kimi-Linear-48B's shape, measures kernels and disk, then decoding
+# and prefill with the cache too small for all experts and with all of them in it, and prints the tables.
 # Usage: scripts/bench.sh [--layers N] [--dir DIRECTORY] [--runs N] [--prompt-tokens N] [--tokens N]
 #   --layers 27 is the whole model and takes 17.5 GiB of disk; 6 take 4.1 GiB.
 set -euo pipefail
@@ -32,9 +32,10 @@ mkdir -p "$dir"
 work=(--runs "$runs" --prompt-tokens "$prompt" --tokens "$tokens" -q)
 # Where the disk cannot be measured (exit 1), the rest still can.
 run $bench disk "$dir" -q || [ $? -eq 1 ]
+run $bench kernels --only rows -q
 run $bench cache --trace tests/traces/kimi-linear-48b-300tok.jsonl -q
 run $bench "$container" --budget auto "${work[@]}"
-run $bench "$container" --budget max "${work[@]}"
+run $bench "$container" --budget max --compare arith=exact,fast "${work[@]}"
 run $bench "$container" --budget auto --compare lookahead=0,6 "${work[@]}"
 
 printf '\nThe container stays in %s.\n' "$container"
