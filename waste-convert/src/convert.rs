@@ -126,7 +126,7 @@ pub fn convert(request: &Request, output: &Output, interrupt: &Interrupt) -> Res
         output.warn(format_args!("{}: {warning}", request.container.display()));
     }
     conversion.warnings.iter().for_each(|warning| output.warn(warning));
-    let writer = ContainerWriter::create(&request.container)?;
+    let writer = writer(request)?;
     let done = match conversion.begin()? {
         Begun::Finished(layers) => {
             output.note(format_args!("{} is finished already", request.container.display()));
@@ -135,6 +135,26 @@ pub fn convert(request: &Request, output: &Output, interrupt: &Interrupt) -> Res
         Begun::Unfinished => pool.install(|| conversion.work(writer, output, interrupt))?,
     };
     conversion.report(&done, start)
+}
+
+/// Takes the container's directory. A run of some layers gives it back as soon as it has looked around, so another one
+/// that meets it there waits a moment.
+fn writer(request: &Request) -> Result<ContainerWriter, ConvertError> {
+    let patience = match request.work {
+        Work::Layers(_) => Duration::from_secs(10),
+        _ => Duration::ZERO,
+    };
+    let start = Instant::now();
+    loop {
+        match ContainerWriter::create(&request.container) {
+            Err(waste_common::container::ContainerError::File(FileError::Locked { .. }))
+                if start.elapsed() < patience =>
+            {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            other => return Ok(other?),
+        }
+    }
 }
 
 /// What a conversion would take; one expert is encoded to see how long. Nothing is written.

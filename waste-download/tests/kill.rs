@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::time::Duration;
 
-use support::{Case, SHARD};
+use support::Case;
 use waste_tests::hub::{File, noise};
 
 const JOBS: usize = 4;
@@ -140,7 +140,7 @@ fn a_signal_ends_it_at_the_next_piece_and_nothing_is_fetched_again() {
         case.hub.limit(Some(1_500_000));
         let mut child = case.command(&["--json"]);
         let child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        while on_disk(&case)[SHARD] < 100_000 {
+        while on_disk(&case)[support::SHARD] < 100_000 {
             std::thread::sleep(Duration::from_millis(20));
         }
         let status = std::process::Command::new("kill").args([signal, &child.id().to_string()]).status();
@@ -150,9 +150,9 @@ fn a_signal_ends_it_at_the_next_piece_and_nothing_is_fetched_again() {
         case.hub.settle();
         case.hub.forget();
         let before = on_disk(&case);
-        assert!(before[SHARD] > 0 && before[SHARD] < size as u64);
+        assert!(before[support::SHARD] > 0 && before[support::SHARD] < size as u64);
         case.hub.limit(None);
-        assert_eq!(case.done(&[])["fetched_bytes"], size as u64 - before[SHARD]);
+        assert_eq!(case.done(&[])["fetched_bytes"], size as u64 - before[support::SHARD]);
         case.identical();
     }
 }
