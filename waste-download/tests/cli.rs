@@ -61,16 +61,28 @@ fn a_dry_run_says_what_is_missing_and_makes_nothing() {
     assert!(!case.dest().exists());
     let numbers = ["files", "bytes", "missing_files", "missing_bytes", "disk_needed_bytes"];
     let numbers = numbers.map(|key| plan[key].as_u64().unwrap());
-    assert_eq!((numbers, &plan["disk_fits"]), ([3, 400_009, 3, 400_009, 400_009], &json!(true)));
+    assert_eq!(numbers, [3, 400_009, 3, 400_009, 400_009]);
+    let fits = if free_space_is_known() { json!(true) } else { json!(null) };
+    assert_eq!(plan["disk_fits"], fits);
     case.done(&["--include", "*.json"]);
     let plan = case.done(&["--dry-run"]);
     assert_eq!((&plan["missing_files"], &plan["missing_bytes"]), (&json!(2), &json!(400_000)));
-    let ran = case.run(&["--dry-run", "--reserve", "1000000T"]).exits(1);
-    assert!(ran.stdout.contains("does NOT fit"), "{}", ran.stdout);
+    if free_space_is_known() {
+        let ran = case.run(&["--dry-run", "--reserve", "1000000T"]).exits(1);
+        assert!(ran.stdout.contains("does NOT fit"), "{}", ran.stdout);
+    }
+}
+
+/// Not every system tells it to safe code.
+fn free_space_is_known() -> bool {
+    waste_common::io::filesystem(&std::env::temp_dir()).is_ok_and(|place| place.free_bytes.is_some())
 }
 
 #[test]
 fn a_disk_that_is_too_small_is_noticed_before_anything_is_fetched() {
+    if !free_space_is_known() {
+        return;
+    }
     let case = Case::usual();
     let error = case.run(&["--reserve", "1000000T", "--json"]).error(4, "disk_full");
     assert_eq!(error["needed_bytes"], 400_009);
