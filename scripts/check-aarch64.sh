@@ -8,7 +8,7 @@ if ! dpkg -s libstd-rust-web-dev:arm64 qemu-user-static gcc-aarch64-linux-gnu li
   apt-get update -qq
   apt-get install -y -qq --no-install-recommends rustc-web libstd-rust-web-dev:arm64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
 fi
-export RUSTC=/usr/bin/rustc RUSTFLAGS="-C target-feature=+crt-static ${RUSTFLAGS:-}"
+export RUSTC=/usr/bin/rustc RUSTDOC=/usr/bin/rustdoc RUSTFLAGS="-C target-feature=+crt-static ${RUSTFLAGS:-}"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=qemu-aarch64-static   # dynamic binaries hang under it: keep crt-static
 export CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc

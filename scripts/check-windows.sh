@@ -6,7 +6,7 @@ set -euo pipefail
 need=(rustc-web rust-web-src gcc-mingw-w64-x86-64 wine64)
 dpkg -s "${need[@]}" >/dev/null 2>&1 || { apt-get update -qq; apt-get install -y -qq --no-install-recommends "${need[@]}"; }
 T=x86_64-pc-windows-gnu D=${CARGO_TARGET_DIR:-target}/windows
-export RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1
+export RUSTC=/usr/bin/rustc RUSTDOC=/usr/bin/rustdoc RUSTC_BOOTSTRAP=1
 export CARGO_TARGET_X86_64_PC_WINDOWS_GNU_LINKER=x86_64-w64-mingw32-gcc CC_x86_64_pc_windows_gnu=x86_64-w64-mingw32-gcc
 export WINEDEBUG=-all WINEPREFIX=${WINEPREFIX:-$HOME/.cache/waste-wine}
 mkdir -p "$D/shim" "$WINEPREFIX"
