@@ -193,6 +193,7 @@ impl Crew<'_> {
         loop {
             // The worker stops by itself when its parent is interrupted: it gets the signal, or the end of its input.
             match read_line(&mut running.events) {
+                Ok(Some(Event::Ready)) => {}
                 Ok(Some(Event::Experts(experts))) => {
                     let experts = i64::try_from(experts).unwrap_or(i64::MAX);
                     encoded += experts;
@@ -224,8 +225,14 @@ impl Crew<'_> {
         let pipes = child.stdin.take().zip(child.stdout.take());
         let Some((mut orders, events)) = pipes else { return Err(std::io::ErrorKind::BrokenPipe.into()) };
         write_line(&mut orders, &Order::Begin(self.begin.clone()))?;
+        let mut events = BufReader::new(events);
+        // A process that cannot run the program may take what is written to it and end without a word.
+        match read_line(&mut events)? {
+            Some(Event::Ready) => {}
+            _ => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+        }
         let orders = Arc::new(Mutex::new(Some(orders)));
-        Ok(Worker { child, orders, events: BufReader::new(events) })
+        Ok(Worker { child, orders, events })
     }
 }
 

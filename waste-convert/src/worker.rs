@@ -46,6 +46,8 @@ pub struct Begin {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
+    /// The worker runs and knows what it is to do.
+    Ready,
     /// So many more experts of the layer are encoded.
     Experts(u64),
     /// The layer is finished and durable.
@@ -118,6 +120,9 @@ pub fn run(interrupt: &Interrupt) -> Result<(), Failure> {
     let Ok(Order::Begin(begin)) = orders.recv() else {
         return Err(Failure::usage("a worker is started by waste-convert itself"));
     };
+    if say(&Event::Ready).is_err() {
+        return Ok(());
+    }
     let mut opened = None;
     for order in orders {
         let Order::Layer(layer) = order else { break };
