@@ -385,6 +385,13 @@ impl<'a> Conversion<'a> {
     fn begin(&self) -> Result<Begun, ConvertError> {
         let dir = self.dir();
         if self.request.force {
+            if let Some(shards) = &self.shards {
+                // What is here may be all that is left of them.
+                let missing = shards.gone(&self.request.checkpoint, self.request.follow)?;
+                if !missing.is_empty() {
+                    return Err(ConvertError::Shards { dir: self.request.checkpoint.clone(), missing });
+                }
+            }
             // The manifest first: from here on there is no container. Then the state, so that what is left of the
             // old one is vouched for by nothing.
             state::remove(dir, &[MANIFEST.to_owned()])?;
@@ -705,7 +712,10 @@ impl<'a> Conversion<'a> {
         }
         progress.finish();
         if alone {
-            let kept: Vec<String> = sound.keys().flat_map(|layer| state::layer_files(*layer)).collect();
+            // A damaged layer whose shards may be gone is not thrown away before it has been made again.
+            let kept = |job: &&LayerJob| self.shards.is_some() || sound.contains_key(&job.layer);
+            let kept = self.jobs.iter().filter(kept).flat_map(|job| state::layer_files(job.layer));
+            let kept: Vec<String> = kept.collect();
             let prefixes = ["experts-L", "codebooks-L", "convert-L"];
             let of_a_layer = |name: &String| prefixes.iter().any(|prefix| name.starts_with(prefix));
             let left = state::written_files(self.dir())?.into_iter().filter(|name| !name.ends_with(".lock"));

@@ -96,8 +96,10 @@ pub fn merge(
     for (entry, part) in all {
         copy(entry, part, &mut trunk, tick)?;
     }
-    let entries = trunk.finish()?;
+    trunk.finish()?;
     drop(parts);
+    // The shards are gone by now, and the parts go next: what is left is read back first.
+    let entries = state::sound_trunk(dir)?.ok_or_else(|| ConvertError::ReadBack { file: dir.join(TRUNK) })?;
     remove(dir)?;
     Ok(entries)
 }

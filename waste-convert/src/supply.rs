@@ -56,6 +56,16 @@ impl Shards {
         shards
     }
 
+    /// Those that `dir` had once and has no more: what was made of them cannot be made again. Beside a downloader, only
+    /// what the ledger says was removed; the others are still to come.
+    pub fn gone(&self, dir: &Path, follow: bool) -> Result<Vec<String>, ConvertError> {
+        let ledger = staging::read_names(&dir.join(RECLAIMED))?.unwrap_or_default();
+        let gone = |name: &&str| {
+            !dir.join(name).exists() && (!follow || ledger.iter().any(|removed| removed.as_str() == *name))
+        };
+        Ok(self.in_order().into_iter().filter(gone).map(str::to_owned).collect())
+    }
+
     /// All of them, in the order in which they are wanted: layer by layer, then what is the trunk's alone.
     fn in_order(&self) -> Vec<&str> {
         let mut seen = BTreeSet::new();

@@ -165,4 +165,56 @@ fn nothing_is_removed_where_it_could_be_missed() {
     let other = beside.parent().unwrap().join("other.waste");
     let error = refused(dir.path(), &other, &["--cb-sample", "1024"], 3, "missing_shards");
     assert_eq!(error["shards"].as_array().unwrap().len(), 3);
+
+    // The container may be all that is left of them: nothing is written over it.
+    let before = files(&beside);
+    let again = ["--cb-sample", "1024", "--effort", "fast", "--force"];
+    let error = refused(dir.path(), &beside, &again, 3, "missing_shards");
+    assert_eq!(error["shards"].as_array().unwrap().len(), 3);
+    assert!(files(&beside) == before);
+}
+
+/// A run that died after it had removed shards, and then a layer rots: it is not thrown away, for it cannot be made
+/// again.
+#[test]
+fn a_damaged_layer_whose_shards_are_gone_is_kept() {
+    if waste_tests::tool::emulated() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (checkpoint, container) = (dir.path().join("checkpoint"), dir.path().join("c"));
+    let layer_of = |container: &Path| {
+        let made = |layer: &u32| container.join(format!("convert-L{layer}.json")).exists();
+        (1..12).find(made)
+    };
+    let mut died = None;
+    for step in 8..60 {
+        let _ = (fs::remove_dir_all(&checkpoint), fs::remove_dir_all(&container));
+        fs::create_dir(&checkpoint).unwrap();
+        let mut state = begin(&checkpoint);
+        let names: Vec<String> = state.files.keys().cloned().collect();
+        names.iter().for_each(|name| fetch(&checkpoint, &mut state, name));
+        let mut command = process("waste-convert");
+        command.arg(&checkpoint).arg(&container).args(OPTIONS).args(["--reclaim", "on", "--jobs", "1"]);
+        let ran = Ran::from_output(command.env("WASTE_ABORT_AT_STEP", step.to_string()).output().unwrap());
+        let removed = read_names(&checkpoint.join(RECLAIMED)).unwrap().is_some_and(|names| !names.is_empty());
+        if ran.exit != Some(0) && removed && layer_of(&container).is_some() {
+            died = layer_of(&container);
+            break;
+        }
+    }
+    let layer = died.expect("some run dies between a removal and the end");
+    let bank = container.join(format!("experts-L{layer}.bin"));
+    let mut bytes = fs::read(&bank).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&bank, &bytes).unwrap();
+    // Its shards may be among those that are left; then it is made again, else it is missed by name and kept.
+    for shard in fs::read_dir(&checkpoint).unwrap().map(|entry| entry.unwrap().path()) {
+        if shard.extension().is_some_and(|extension| extension == "safetensors") {
+            fs::remove_file(shard).unwrap();
+        }
+    }
+    refused(&checkpoint, &container, &OPTIONS[..4], 3, "missing_shards");
+    assert!(fs::read(&bank).unwrap() == bytes);
 }
