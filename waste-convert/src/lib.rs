@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
+mod conversion;
 pub mod convert;
 mod crew;
 pub mod encode;
@@ -15,6 +16,7 @@ mod options;
 mod parts;
 mod probe;
 pub mod random;
+mod run;
 mod sidecars;
 pub mod source;
 mod state;

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use waste_common::cli::ByteSize;
 
-use crate::convert::show;
+use crate::layer::show;
 use crate::layer::{Errors, Probe};
 
 /// The tool's JSON with `--dry-run`.

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use waste_common::cli::{Failure, Interrupt};
 use waste_common::error::Coded;
 
-use crate::convert::jobs;
+use crate::conversion::jobs;
 use crate::error::ConvertError;
 use crate::layer::{Errors, LayerJob, Tick, convert_layer};
 use crate::options::Options;
