@@ -58,7 +58,8 @@ impl Compute {
     /// Calls `work` with `len` elements of this thread's buffer, whatever is in them; a buffer that is too short grows
     /// once. `work` must not start anything parallel: the thread could be handed another piece of work that wants the same buffer.
     pub fn with_scratch<R>(&self, len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
-        let thread = rayon::current_thread_index().unwrap_or(0);
+        // Outside of the pool, threads may have to wait for each other.
+        let thread = rayon::current_thread_index().unwrap_or(0) % self.scratch.len();
         let mut buffer = self.scratch[thread].lock().unwrap_or_else(PoisonError::into_inner);
         if buffer.len() < len {
             buffer.resize(len, 0.0);
@@ -123,3 +124,26 @@ fn bind(cpu: usize) {
 
 #[cfg(not(target_os = "linux"))]
 fn bind(_: usize) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_has_its_scratch_wherever_it_comes_from() {
+        let compute = Compute::new(Kernels::detect(), Arith::Exact, 2, None, 8).unwrap();
+        compute.with_scratch(20, |buffer| assert_eq!(buffer.len(), 20));
+        let sum = |i: usize| {
+            compute.with_scratch(100, |buffer| {
+                buffer.fill(i as f32);
+                buffer.iter().sum::<f32>()
+            })
+        };
+        let expected: Vec<f32> = (0..50).map(|i| 100.0 * i as f32).collect();
+        let found: Vec<f32> = compute.run(|| (0..50usize).into_par_iter().map(sum).collect());
+        assert_eq!(found, expected);
+        let foreign = ThreadPoolBuilder::new().num_threads(5).build().unwrap();
+        let found: Vec<f32> = foreign.install(|| (0..50usize).into_par_iter().map(sum).collect());
+        assert_eq!(found, expected);
+    }
+}

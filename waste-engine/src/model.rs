@@ -444,9 +444,11 @@ impl Engine {
         Ok(())
     }
 
-    /// The next layer's MoE, if experts are read ahead: only in decoding, where a layer needs few.
+    /// The next layer's MoE, if experts are read ahead: only in decoding, where a layer needs few, and if they do not
+    /// all stay.
     fn next_moe(&self, layer: usize, tokens: usize) -> Option<(&MoeLayer, usize)> {
-        if tokens > 1 || self.options.lookahead == 0 {
+        if tokens > 1 || self.options.lookahead == 0 || self.store.as_ref().is_none_or(ExpertStore::holds_all)
+        {
             return None;
         }
         match &self.layers.get(layer + 1)?.ffn {

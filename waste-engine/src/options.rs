@@ -49,13 +49,14 @@ impl std::fmt::Debug for Watch {
     }
 }
 
-/// How an expert's rows are summed in decoding.
+/// How decoding computes experts and 4-bit matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arith {
     /// f32 tables and products.
     #[default]
     Exact,
-    /// Tables of 16-bit whole numbers, one unit for each block of 32 vectors, summed exactly.
+    /// 16-bit whole numbers, summed exactly: tables with one unit for each block of 32 vectors, and the input of Q4G
+    /// rows with one for each group of 128.
     Fast,
 }
 
@@ -85,7 +86,7 @@ pub struct EngineOptions {
     pub ctx: usize,
     /// How latents are kept.
     pub kv: KvType,
-    /// The arithmetic of the experts.
+    /// The arithmetic of decoding.
     pub arith: Arith,
     /// Tokens of a prefill chunk.
     pub chunk: usize,

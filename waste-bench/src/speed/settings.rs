@@ -34,7 +34,7 @@ pub struct EngineArgs {
     /// The kernel set [default: the best this CPU has]
     #[arg(long, env = "WASTE_KERNELS", value_name = "NAME", help_heading = "Compute and I/O")]
     pub kernels: Option<String>,
-    /// The arithmetic of the experts: exact (f32 tables) or fast (16-bit tables)
+    /// The arithmetic of decoding: exact (f32 tables and products) or fast (16-bit whole numbers)
     #[arg(long, value_name = "NAME", default_value = Arith::default().name(), help_heading = "Compute and I/O")]
     pub arith: Arith,
     /// Tokens of a prefill chunk

@@ -19,7 +19,8 @@ const DIMENSION_MAX: u64 = 1 << 20;
 const VOCAB_MAX: u64 = 1 << 24;
 const LAYERS_MAX: u64 = 1024;
 const EXPERTS_MAX: u64 = 1 << 16;
-const TOP_K_MAX: u64 = 64;
+/// Most experts of a token.
+pub const TOP_K_MAX: u64 = 64;
 const HEADS_MAX: u64 = 1 << 16;
 const CONV_KERNEL_MAX: u64 = 64;
 /// Products of two dimensions (a matrix's elements) stay below this.

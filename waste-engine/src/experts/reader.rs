@@ -267,6 +267,11 @@ impl ExpertStore {
         self.shared.slots.slots()
     }
 
+    /// Whether there is a slot for every expert.
+    pub fn holds_all(&self) -> bool {
+        self.shared.source.experts().iter().sum::<usize>() <= self.slots()
+    }
+
     /// Counters since open.
     pub fn stats(&self) -> ReadStats {
         self.shared.lock().stats
@@ -284,7 +289,7 @@ impl ExpertStore {
         let mut order = shares.to_vec();
         order.sort_by(|a, b| b.1.total_cmp(&a.1).then((a.0.moe, a.0.expert).cmp(&(b.0.moe, b.0.expert))));
         let mut warm: Vec<ExpertId> = order.iter().map(|&(id, _)| id).collect();
-        if experts.iter().sum::<usize>() <= self.slots() {
+        if self.holds_all() {
             warm.extend(
                 (0u32..)
                     .zip(experts)

@@ -73,7 +73,9 @@ pub fn to_whole<'a>(x: &[f32], scratch: &'a mut [f32]) -> (&'a [WholeGroup], &'a
 #[inline(always)]
 pub fn rows_q4_fast(payload: &[u8], scales: &[u16], x: &[f32], scratch: &mut [f32], out: &mut [f32]) {
     let (wholes, units) = to_whole(x, scratch);
-    let rows = payload.chunks_exact(wholes.len() * GROUP / 2).zip(scales.chunks_exact(wholes.len()));
+    let stride = wholes.len() * GROUP / 2;
+    assert!(payload.len() >= out.len() * stride && scales.len() >= out.len() * wholes.len());
+    let rows = payload.chunks_exact(stride).zip(scales.chunks_exact(wholes.len()));
     for (out, (row, scales)) in out.iter_mut().zip(rows) {
         let mut total = [0.0f32; LANES];
         let groups = row.chunks_exact(GROUP / 2).zip(wholes).zip(units.iter().zip(scales));

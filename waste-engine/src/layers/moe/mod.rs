@@ -19,8 +19,8 @@ use crate::experts::{ExpertId, ExpertStore};
 use crate::matrix::Matrix;
 use crate::profile::{Part, Profile};
 
-/// Most experts of a token; a model with more is refused.
-const TOP_K_MAX: usize = 64;
+/// A model with more experts a token is refused.
+const TOP_K_MAX: usize = waste_common::config::TOP_K_MAX as usize;
 
 /// The projections of routed experts that live in a latent of their own.
 pub struct Latent {
