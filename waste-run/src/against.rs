@@ -14,7 +14,7 @@ use crate::open::{self, Opened};
 pub struct Against {
     opened: Opened,
     session: Session,
-    /// Of the present run, [positions, vocab].
+    /// Of the last chunk, [positions, vocab].
     logits: Vec<f32>,
     vocab: usize,
     sum: f64,
@@ -57,9 +57,13 @@ impl Against {
         Ok(Against { opened, session, logits: Vec::new(), vocab, sum, squares, same_top, tokens })
     }
 
-    /// Takes a run through the other model.
-    pub fn forward(&mut self, input: &[u32]) -> Result<(), Failure> {
+    /// Back to the empty sequence.
+    pub fn reset(&mut self) {
         self.session.reset();
+    }
+
+    /// Takes the next chunk of a run through the other model.
+    pub fn forward(&mut self, input: &[u32]) -> Result<(), Failure> {
         self.logits.clear();
         let logits = &mut self.logits;
         self.opened.engine.forward(&mut self.session, input, Wanted::All, &mut |_, found| {
@@ -69,7 +73,7 @@ impl Against {
         Ok(())
     }
 
-    /// Compares the logits of a position of that run.
+    /// Compares the logits of a position of that chunk.
     pub fn compare(&mut self, position: usize, logits: &[f32]) {
         let reference = &self.logits[position * self.vocab..][..self.vocab];
         let kl = divergence(reference, logits);

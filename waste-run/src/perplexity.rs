@@ -68,18 +68,25 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
         if input.is_empty() {
             continue;
         }
-        if let Some(against) = &mut against {
-            against.forward(input)?;
-        }
         session.reset();
-        engine.forward(&mut session, input, Wanted::All, &mut |position, logits| {
-            loss += log_sum_exp(logits) - f64::from(logits[targets[position] as usize]);
-            tokens += 1;
+        if let Some(against) = &mut against {
+            against.reset();
+        }
+        // Chunk by chunk as the engine takes them anyway: no more of the other model's logits is ever held.
+        for (number, piece) in input.chunks(opened.plan.chunk).enumerate() {
+            let first = number * opened.plan.chunk;
             if let Some(against) = &mut against {
-                against.compare(position, logits);
+                against.forward(piece)?;
             }
-            Ok(())
-        })?;
+            engine.forward(&mut session, piece, Wanted::All, &mut |position, logits| {
+                loss += log_sum_exp(logits) - f64::from(logits[targets[position] as usize]);
+                tokens += 1;
+                if let Some(against) = &mut against {
+                    against.compare(position - first, logits);
+                }
+                Ok(())
+            })?;
+        }
         runs += 1;
         progress.add(part.len() as u64);
         opened.interrupt.check()?;

@@ -259,3 +259,30 @@ fn lookahead_and_paging_are_reported_where_there_is_something_to_tell() {
         "{paging}"
     );
 }
+
+/// How far predictions are from another model's: nothing from its own, whatever the chunks.
+#[test]
+fn predictions_are_compared_with_another_models() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "Once upon a time there was a king who had three sons. ".repeat(4)).unwrap();
+    let measure = |args: &[&str]| {
+        let common = ["--file", arg(file.path()), "--run", "40", "--bos", "--json"];
+        let args: Vec<&str> = common.into_iter().chain(args.iter().copied()).collect();
+        with("perplexity", CONTAINER, &args)
+    };
+    let number = |report: &Value, key: &str| report[key].as_f64().unwrap();
+    let (itself, checkpoint, other) = (data(CONTAINER), data(GOLDEN), data("models/k3-tales"));
+    let report = measure(&["--against", arg(&itself)]).done().json("waste-run-perplexity/1");
+    assert_eq!((number(&report, "kl"), number(&report, "same_top")), (0.0, 1.0));
+    let whole = measure(&["--against", arg(&checkpoint)]).done().json("waste-run-perplexity/1");
+    assert!(number(&whole, "kl") > 1e-4 && number(&whole, "kl_standard_error") > 0.0, "{whole}");
+    let pieces = measure(&["--against", arg(&checkpoint), "--prefill-chunk", "7"]).done();
+    let pieces = pieces.json("waste-run-perplexity/1");
+    assert_eq!(pieces["tokens"], whole["tokens"]);
+    for key in ["kl", "nll"] {
+        let (one, other) = (number(&whole, key), number(&pieces, key));
+        assert!((one - other).abs() < 1e-3 * one, "{key}: {one} {other}");
+    }
+    assert!(measure(&[]).done().json("waste-run-perplexity/1").get("kl").is_none());
+    measure(&["--against", arg(&other)]).error(3, "other_vocabulary");
+}

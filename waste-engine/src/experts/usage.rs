@@ -20,8 +20,8 @@ const MAGIC: [u8; 4] = *b"WUSG";
 const VERSION: u32 = 2;
 const HEADER: usize = 48;
 const ENTRY: usize = 16;
-/// Largest file that is read: all experts a container can have are fewer.
-const BYTES_MAX: u64 = 256 << 20;
+/// Largest file that is read: two million experts, twenty times those of Kimi K3.
+const BYTES_MAX: u64 = 32 << 20;
 /// What a token, and a use, count in the file.
 const UNIT: f64 = 256.0;
 /// Tokens after which what was learned before counts half.
