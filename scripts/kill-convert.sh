@@ -9,7 +9,9 @@ checkpoint=${2:-tests/models/k3-tales}
 convert=${WASTE_CONVERT:-target/release/waste-convert}
 [ -x "$convert" ] || cargo build --release --bin waste-convert
 dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
+# A worker whose parent was killed ends at its next step, and may write until then.
+tidy() { for _ in 1 2 3 4 5; do rm -rf "$dir" 2>/dev/null && return; sleep 2; done; }
+trap tidy EXIT
 options=(--effort fast --cb-sample 2048 --jobs 2 -q)
 
 same() {
@@ -35,7 +37,7 @@ while [ "$killed" -lt "$kills" ]; do
   kill -KILL "${victim:-$parent}" 2>/dev/null && killed=$((killed + 1))
   if wait "$parent"; then
     same "$killed"
-    rm -rf "$dir/pieces"
+    until rm -rf "$dir/pieces" 2>/dev/null; do sleep 1; done
     rounds=$((rounds + 1))
   fi
 done
