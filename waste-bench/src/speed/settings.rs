@@ -33,7 +33,7 @@ pub struct EngineArgs {
     /// Bind the compute threads to these CPUs, such as 0-2,6-8 (Linux)
     #[arg(long, value_name = "LIST", help_heading = "Compute and I/O")]
     pub cpus: Option<CpuList>,
-    /// The kernel set [default: the best this CPU has]
+    /// The kernel set, `best`, or `plain`: exact arithmetic with look-ups as a compiler makes them [default: best]
     #[arg(long, env = "WASTE_KERNELS", value_name = "NAME", help_heading = "Compute and I/O")]
     pub kernels: Option<String>,
     /// The arithmetic of decoding: exact (f32 tables and products) or fast (16-bit whole numbers)
@@ -112,12 +112,12 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Kernels by name; the plain ones are of exact arithmetic.
+    /// Kernels by name, or the `best`; the `plain` ones are of exact arithmetic.
     fn take_kernels(&mut self, name: &str) -> Result<(), EngineError> {
-        if name == plain::NAME {
-            (self.kernels, self.engine.arith) = (plain::kernels(), Arith::Exact);
-        } else {
-            self.kernels = Kernels::named(name)?;
+        match name {
+            plain::NAME => (self.kernels, self.engine.arith) = (plain::kernels(), Arith::Exact),
+            "best" => self.kernels = Kernels::detect(),
+            _ => self.kernels = Kernels::named(name)?,
         }
         Ok(())
     }
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(arms[0].0, "lookahead=0");
         assert_eq!((arms[0].1.engine.lookahead, arms[1].1.engine.lookahead), (0, 6));
         for good in
-            ["budget=4GiB,max", "threads=1,2", "kernels=plain,portable", "arith=exact,fast", "chunk=64,256"]
+            ["budget=4GiB,max", "threads=1,2", "kernels=plain,best", "arith=exact,fast", "chunk=64,256"]
         {
             good.parse::<Compare>().unwrap();
         }
