@@ -196,8 +196,10 @@ fn a_proxy_of_the_environment_is_used() {
     let mut command = case.command(&["--json", "--include", "*.json"]);
     let url = case.hub.url();
     let mut proxied = waste_tests::tool::process("waste-download");
-    let args =
-        command.get_args().map(|arg| if arg == url.as_str() { "http://hub.invalid".as_ref() } else { arg });
+    // An emulator's first argument is the tool.
+    let own = command.get_args().skip(proxied.get_args().count());
+    let args: Vec<_> =
+        own.map(|arg| if arg == url.as_str() { "http://hub.invalid".as_ref() } else { arg }).collect();
     proxied.args(args).env("HTTP_PROXY", &url);
     Ran::from_output(proxied.output().unwrap()).done();
     assert!(case.hub.requests().iter().all(|request| request.proxied));
