@@ -59,3 +59,26 @@ pub fn merge(deltas: Vec<Delta>) -> Vec<Delta> {
     }
     merged
 }
+
+/// The special tokens of Kimi-Linear.
+pub const TURN_NAMES: [&str; 12] = [
+    "[EOS]",
+    "[EOT]",
+    "<|im_user|>",
+    "<|im_assistant|>",
+    "<|im_system|>",
+    "<|im_middle|>",
+    "<|im_end|>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+];
+
+/// The format of turns, and its tokenizer.
+pub fn turns_format() -> (Tokenizer, ChatFormat) {
+    let tokenizer = tokenizer_with(&TURN_NAMES);
+    let format = ChatFormat::find(Path::new("nowhere"), &tokenizer, Choice::Auto).unwrap();
+    (tokenizer, format)
+}
