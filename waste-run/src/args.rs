@@ -31,7 +31,7 @@ pub struct Args {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Talk with the model, on a terminal or one message a line from standard input
+    /// Talk with the model, on a terminal or one message a line from standard input (with --json, one object an answer)
     Chat(ChatArgs),
     /// Print the distribution of the next token
     Eval(EvalArgs),

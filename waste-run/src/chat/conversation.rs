@@ -141,9 +141,9 @@ impl<'a> Conversation<'a> {
         Ok(Conversation { speaker, settings, session, untold: system.is_some(), system, ids: Vec::new() })
     }
 
-    /// Tokens of the conversation.
+    /// Tokens of the conversation; what closes a cut answer may not fit any more.
     pub fn used(&self) -> usize {
-        self.ids.len()
+        self.ids.len().min(self.ctx())
     }
 
     /// Most tokens it can have.
@@ -268,5 +268,150 @@ impl<'a> Conversation<'a> {
             Err(error) => Err(error),
             Ok(()) => Ok(Some(deltas)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use waste_engine::EngineOptions;
+    use waste_engine::chat::Choice;
+
+    use super::*;
+
+    struct Model {
+        engine: Engine,
+        tokenizer: Tokenizer,
+        format: ChatFormat,
+        cancelled: Arc<AtomicBool>,
+    }
+
+    impl Model {
+        fn open() -> Model {
+            let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models/k3-tales");
+            let options = EngineOptions { ctx: 600, threads: 2, ..EngineOptions::default() };
+            let cancelled = options.cancelled.clone();
+            let tokenizer = Tokenizer::open(&dir).unwrap();
+            let format = ChatFormat::find(&dir, &tokenizer, Choice::Auto).unwrap();
+            Model { engine: Engine::open(&dir, options).unwrap(), tokenizer, format, cancelled }
+        }
+
+        fn conversation(&self, tokens: usize, effort: Option<Effort>) -> Conversation<'_> {
+            let Model { engine, tokenizer, format, .. } = self;
+            let settings = Settings {
+                sampler: SamplerOptions::default(),
+                mask: None,
+                stop: Vec::new(),
+                stop_ids: Vec::new(),
+                tokens: Some(tokens),
+                think: None,
+                effort,
+                bos: None,
+            };
+            Conversation::new(Speaker { engine, tokenizer, format }, settings, None).unwrap()
+        }
+    }
+
+    fn answered(asked: Asked) -> Answered {
+        match asked {
+            Asked::Answered(answered) => answered,
+            Asked::TooLong { wanted, used, ctx } => panic!("{wanted} {used} {ctx}"),
+            Asked::Unread => panic!("unread"),
+        }
+    }
+
+    /// The second turn reads its own message alone, and yet the model knows the first.
+    #[test]
+    fn a_turn_reads_only_what_is_new() {
+        let model = Model::open();
+        let mut chat = model.conversation(12, None);
+        chat.set_system("Tell tales.".to_owned());
+        let ask =
+            |chat: &mut Conversation<'_>, text: &str| answered(chat.ask(text, &mut |_| Ok(())).unwrap());
+        let first = ask(&mut chat, "Tell me a story.");
+        assert_eq!((first.reused_tokens, first.tokens), (0, 12));
+        let before = chat.used();
+        let second = ask(&mut chat, "Another one.");
+        // The last token, what closes the answer, and the new message.
+        assert!(second.prompt_tokens < 50 && second.reused_tokens + second.prompt_tokens > before);
+        assert_eq!(second.reused_tokens, first.prompt_tokens + first.tokens - 1);
+
+        // All that was said, as the history of one prompt, is the same tokens.
+        let prompt = Prompt {
+            messages: vec![
+                Message::system("Tell tales."),
+                Message::user("Tell me a story."),
+                Message::Assistant {
+                    name: String::new(),
+                    reasoning: String::new(),
+                    content: vec![waste_engine::chat::Part::Text(first.answer.content)],
+                    calls: Vec::new(),
+                },
+                Message::user("Another one."),
+            ],
+            thinking: false,
+            ..Prompt::default()
+        };
+        let whole = model.format.render(&prompt).unwrap().encode(&model.tokenizer).ids;
+        assert_eq!(chat.ids[..whole.len()], whole);
+        // And read at once, they are answered alike.
+        let mut session = model.engine.session().unwrap();
+        let mut best = 0;
+        let mut sink = |_: usize, logits: &[f32]| {
+            best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
+            Ok(())
+        };
+        model.engine.forward(&mut session, &whole, Wanted::Last, &mut sink).unwrap();
+        assert_eq!(chat.ids[whole.len()], best as u32);
+
+        chat.reset();
+        assert_eq!((chat.used(), chat.system()), (0, Some("Tell tales.")));
+        let again = ask(&mut chat, "Tell me a story.");
+        assert_eq!((again.prompt_tokens, again.reused_tokens), (first.prompt_tokens, 0));
+    }
+
+    #[test]
+    fn a_stopped_answer_is_closed_and_the_conversation_goes_on() {
+        let model = Model::open();
+        // Cut while it thinks.
+        let mut chat = model.conversation(60, Some(Effort::Low));
+        let asked = chat.ask("Tell me a story.", &mut |step| {
+            model.cancelled.store(step.tokens >= 5, Ordering::Relaxed);
+            Ok(())
+        });
+        let cut = answered(asked.unwrap());
+        assert_eq!((cut.finish, cut.reason(), cut.tokens), (Finish::Cancelled, "cancelled", 5));
+        assert!(!cut.answer.reasoning.is_empty() && cut.answer.content.is_empty());
+        let text = String::from_utf8(model.tokenizer.decode(&chat.ids).unwrap()).unwrap();
+        let end = "<|close|>think<|sep|><|open|>response<|sep|><|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>";
+        assert!(text.ends_with(end), "{text}");
+
+        // Stopped before it is read, a message is taken back, and all is read again for the next one.
+        let ids = chat.ids.clone();
+        model.cancelled.store(true, Ordering::Relaxed);
+        assert!(matches!(chat.ask("Wait.", &mut |_| Ok(())), Ok(Asked::Unread)));
+        assert_eq!(chat.ids, ids);
+        model.cancelled.store(false, Ordering::Relaxed);
+        let next = answered(chat.ask("Tell me a story.", &mut |_| Ok(())).unwrap());
+        assert_eq!(next.reused_tokens, 0);
+        assert!(next.prompt_tokens > ids.len());
+        assert!(!next.answer.content.is_empty());
+    }
+
+    #[test]
+    fn a_message_that_cannot_fit_leaves_the_conversation_as_it_was() {
+        let model = Model::open();
+        let mut chat = model.conversation(4, None);
+        answered(chat.ask("Hello.", &mut |_| Ok(())).unwrap());
+        let ids = chat.ids.clone();
+        let asked = chat.ask(&"very ".repeat(700), &mut |_| Ok(())).unwrap();
+        assert!(
+            matches!(asked, Asked::TooLong { wanted, used, ctx: 600 } if wanted > 600 && used == ids.len())
+        );
+        assert_eq!(chat.ids, ids);
+        answered(chat.ask("Hello.", &mut |_| Ok(())).unwrap());
     }
 }

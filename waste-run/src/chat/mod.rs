@@ -91,16 +91,16 @@ pub fn run(args: ChatArgs, output: &Output) -> Result<Exit, Failure> {
     settings.check()?;
     let opened = found.plan(&[], output)?.load(output)?;
     let speaker = Speaker { engine: &opened.engine, tokenizer: &tokenizer, format: &format };
+    let mut input = Input::open(!args.no_history, output)?;
     let mut chat = Chat {
         conversation: Conversation::new(speaker, settings, args.system)?,
-        show: Show::new(output),
+        show: Show::new(input.interactive(), output),
         opened: &opened,
         output,
         answers: 0,
         tokens: 0,
         last: None,
     };
-    let mut input = Input::open(!args.no_history, output)?;
     if input.interactive() {
         output.note("Type a message; /help lists the commands.");
     }

@@ -1,7 +1,5 @@
 //! An answer on its way to the reader.
 
-use std::io::IsTerminal;
-
 use waste_common::cli::{Failure, Output, printable};
 use waste_engine::chat::Delta;
 
@@ -33,9 +31,8 @@ enum At {
 }
 
 impl<'a> Show<'a> {
-    /// For a terminal, a pipe, or JSON.
-    pub fn new(output: &'a Output) -> Show<'a> {
-        let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal() && !output.json();
+    /// For a person at a terminal, or not.
+    pub fn new(terminal: bool, output: &'a Output) -> Show<'a> {
         Show { output, terminal, thinking: true, pace: None, held: Vec::new(), at: At::Start }
     }
 
@@ -120,5 +117,66 @@ impl<'a> Show<'a> {
         let mut stdout = self.output.text();
         stdout.write_all(text.as_bytes())?;
         stdout.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use waste_common::cli::{Captured, Exit, run_captured};
+    use waste_engine::Finish;
+    use waste_engine::chat::Answer;
+
+    use super::*;
+    use crate::TOOL;
+    use crate::args::Args;
+
+    /// Shows an answer of `paces.len()` tokens, one letter each, that comes at these times; then whatever `then` does.
+    fn shown(seconds: &[f64], then: impl FnOnce(&mut Show<'_>) -> Result<(), Failure>) -> Captured {
+        run_captured(TOOL, ["model"], |_: Args, output| {
+            let mut show = Show::new(false, output);
+            for (i, at) in seconds.iter().enumerate() {
+                let deltas = vec![Delta::Reasoning("hm".to_owned()), Delta::Content(format!("{i}"))];
+                show.step(Step { deltas, tokens: i + 1, seconds: *at })?;
+            }
+            let last = seconds.last().copied().unwrap_or(0.0);
+            show.finish(&Answered {
+                answer: Answer::default(),
+                finish: Finish::Stop,
+                api_reason: "stop",
+                prompt_tokens: 1,
+                reused_tokens: 0,
+                tokens: seconds.len(),
+                reasoning_tokens: 0,
+                seed: 0,
+                prefill_seconds: 0.0,
+                decode_seconds: last,
+            })?;
+            then(&mut show)?;
+            Ok(Exit::Done)
+        })
+    }
+
+    #[test]
+    fn a_slow_answer_is_announced_before_it_is_shown() {
+        let captured = shown(&[0.0, 2.0, 4.0, 6.0], |show| {
+            assert_eq!(show.slow(), Some(200.0));
+            Ok(())
+        });
+        assert_eq!(
+            (captured.stdout.as_str(), captured.stderr.as_str()),
+            ("0123\n", "about 200 s per 100 tokens\n")
+        );
+        // Nothing before it is known; an answer of a token or two is shown at its end.
+        assert_eq!(shown(&[0.0, 9.0], |_| Ok(())).stderr, "");
+        let short = shown(&[0.0, 9.0], |show| {
+            assert_eq!(show.slow(), Some(900.0));
+            Ok(())
+        });
+        assert_eq!((short.exit, short.stdout.as_str()), (Exit::Done, "01\n"));
+        let fast = shown(&[0.0, 0.1, 0.2], |show| {
+            assert_eq!(show.slow(), None);
+            Ok(())
+        });
+        assert_eq!((fast.stdout.as_str(), fast.stderr.as_str()), ("012\n", ""));
     }
 }
