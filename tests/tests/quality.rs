@@ -34,3 +34,31 @@ fn three_bits_cost_little() {
     // 1.2042 when this was written; the published recipe gives 1.2041.
     assert!(found <= 1.2055, "{found}");
 }
+
+/// What is on when nothing is said (whole numbers in decoding, an f16 KV cache) against exact arithmetic with an f32 one,
+/// token by token.
+#[test]
+fn the_default_arithmetic_loses_nothing_that_matters() {
+    if emulated() {
+        return;
+    }
+    let container = Model::converted("models/k3-tales");
+    let text = container.beside("text");
+    std::fs::write(&text, &std::fs::read(data("models/k3-tales/eval.txt")).unwrap()[..6000]).unwrap();
+    let measure = |args: &[&str]| {
+        let common = ["perplexity", container.arg(), "--file", arg(&text), "--run", "255", "--bos", "--json"];
+        let args = [&common[..], &["--prefill-chunk", "1"], args].concat();
+        run("waste-run", args).done().json("waste-run-perplexity/1")
+    };
+    let exact = measure(&["--arith", "exact", "--kv", "f32"]);
+    let default = measure(&["--against", container.arg()]);
+    let number = |report: &serde_json::Value, key: &str| report[key].as_f64().unwrap();
+    let (found, expected) = (number(&default, "ppl"), number(&exact, "ppl"));
+    assert!((found / expected - 1.0).abs() <= 1e-3, "perplexity {found}, exact {expected}");
+    assert!(number(&default, "kl") <= 1e-4 && number(&default, "kl") > 0.0, "{default}");
+    let greedy = |args: &[&str]| {
+        let prompt = [container.arg(), "Once upon a time", "-n", "160", "-q"];
+        run("waste-run", [&prompt[..], args].concat()).done().stdout
+    };
+    assert_eq!(greedy(&[]), greedy(&["--arith", "exact", "--kv", "f32"]));
+}

@@ -7,6 +7,7 @@ pub mod disk;
 pub mod encode;
 pub mod environment;
 pub mod kernels;
+pub mod plain;
 pub mod random;
 pub mod report;
 pub mod speed;

@@ -31,8 +31,7 @@ pub enum FileError {
 impl FileError {
     /// For `map_err`: names the operation and the path.
     pub fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
-        let path = path.to_owned();
-        move |source| FileError::Io { doing, path, source }
+        move |source| FileError::Io { doing, path: path.to_owned(), source }
     }
 }
 

@@ -116,7 +116,8 @@ fn copy(entry: &TrunkEntry, part: &Trunk, trunk: &mut TrunkWriter, tick: Tick) -
         tick(payload.len() as u64)?;
         tensor.encoded(&Encoded { payload, scales: Vec::new() })?;
     }
-    let scales = part.read_scales(entry, 0, sizes.scales)?;
+    let mut scales = Vec::new();
+    part.read_scales(entry, 0, sizes.scales, &mut scales)?;
     tensor.encoded(&Encoded { payload: Vec::new(), scales })?;
     Ok(tensor.finish()?)
 }

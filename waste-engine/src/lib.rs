@@ -13,6 +13,7 @@ pub mod model;
 pub mod open;
 pub mod options;
 pub mod profile;
+pub mod resident;
 pub mod sampler;
 pub mod session;
 pub mod tokenizer;

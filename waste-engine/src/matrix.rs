@@ -8,6 +8,7 @@ use crate::kernels::Kernels;
 use crate::kernels::columns::Columns;
 use crate::kernels::portable::whole_len;
 use crate::options::Arith;
+use crate::resident::Weights;
 
 /// A weight matrix [rows, cols].
 pub struct Matrix {
@@ -22,9 +23,9 @@ pub struct Matrix {
 /// The formats a matrix can be kept in; row-major.
 pub enum MatrixData {
     /// f32.
-    F32(Vec<f32>),
+    F32(Weights<f32>),
     /// IEEE binary16.
-    F16(Vec<u16>),
+    F16(Weights<u16>),
     /// Groups of 128 along the row: payload rows of equal stride, then f16 scales.
     Quant {
         /// Bits of a weight.
@@ -32,9 +33,9 @@ pub enum MatrixData {
         /// Bytes of a row.
         stride: usize,
         /// All rows' weights.
-        payload: Vec<u8>,
+        payload: Weights<u8>,
         /// All rows' group scales.
-        scales: Vec<u16>,
+        scales: Weights<u16>,
     },
 }
 
@@ -53,7 +54,7 @@ impl Matrix {
     /// A matrix of f32 weights.
     pub fn f32(rows: usize, cols: usize, weights: Vec<f32>) -> Self {
         debug_assert_eq!(weights.len(), rows * cols);
-        Matrix { rows, cols, data: MatrixData::F32(weights) }
+        Matrix { rows, cols, data: MatrixData::F32(weights.into()) }
     }
 
     /// `out[i] = row(first + i) · x` for as many rows as `out` has.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use waste_common::checkpoint::Checkpoint;
 use waste_common::config::{Mixer, ModelConfig};
-use waste_common::container::Container;
+use waste_common::container::{Container, RowBuffer};
 use waste_common::plan::scratch::{KdaBuffers, LOGIT_ROWS, MlaBuffers, MoeBuffers, Scratch, ScratchOptions};
 use waste_common::tensors;
 
@@ -16,6 +16,7 @@ use crate::experts::source::{BankSource, CheckpointSource, Codebooks, ExpertForm
 use crate::experts::{ExpertId, ExpertSource, ExpertStore, ReadStats, StoreOptions, Usage};
 use crate::kernels::Kernels;
 use crate::layers::attn_res::AttnRes;
+use crate::layers::embedding::Embedding;
 use crate::layers::ffn::Ffn;
 use crate::layers::kda::{KdaLayer, KdaState};
 use crate::layers::kv_cache::KvCache;
@@ -51,7 +52,7 @@ pub struct Engine {
     config: ModelConfig,
     options: EngineOptions,
     compute: Compute,
-    source: Source,
+    embedding: Embedding,
     layers: Vec<Layer>,
     norm: Vec<f32>,
     output_res: Option<AttnRes>,
@@ -106,7 +107,7 @@ impl Engine {
         kernels: &'static Kernels,
     ) -> Result<Self, EngineError> {
         options.check()?;
-        let loader = Loader::new(&source, &config)?;
+        let loader = Loader::new(&source, &config, &options)?;
         let (format, store) = open_experts(&source, &config, &options)?;
         let scratch = Scratch::thread(&config, &format.storage());
         let compute =
@@ -138,7 +139,6 @@ impl Engine {
                 },
                 ffn,
             });
-            options.watch.tell(Event::Loaded { layers: layer + 1, of: config.layers() });
             if options.cancelled.load(Ordering::Relaxed) {
                 return Err(EngineError::Interrupted);
             }
@@ -154,7 +154,8 @@ impl Engine {
         let norm = loader.vector(&global("norm.weight"))?;
         let head = if config.tied_embeddings { tensors::embedding(&config) } else { tensors::head(&config) };
         let head = loader.matrix(&head)?;
-        Ok(Engine { config, options, compute, source, layers, norm, output_res, head, format, store })
+        let embedding = Embedding::new(&source, &config)?;
+        Ok(Engine { config, options, compute, embedding, layers, norm, output_res, head, format, store })
     }
 
     /// The model's configuration.
@@ -225,6 +226,7 @@ impl Engine {
             ids: vec![0; visits],
             visits: Vec::with_capacity(visits),
             image_rows: std::collections::VecDeque::new(),
+            row: RowBuffer::default(),
             profile: Profile::default(),
         })
     }
@@ -335,6 +337,7 @@ impl Engine {
             ids,
             visits,
             image_rows,
+            row,
             profile,
             ..
         } = session;
@@ -344,7 +347,7 @@ impl Engine {
         let stride = n * hidden;
         let mut stored = 0;
 
-        self.embed(tokens, image_rows, prefix)?;
+        self.embedding.rows(compute.kernels, &self.head, tokens, image_rows, row, prefix)?;
         if let Some(trace) = trace.as_deref_mut() {
             record_hidden(trace, 0, prefix);
         }
@@ -404,7 +407,7 @@ impl Engine {
             match &layer.ffn {
                 FfnLayer::Dense(ffn) => {
                     ffn.forward(compute, self.config.activation, normed, delta, stage);
-                    profile.lap(Part::Trunk);
+                    profile.lap(Part::Dense);
                 }
                 FfnLayer::Moe(moe) => {
                     let Some(store) = &self.store else { return Err(EngineError::NoSlot { slots: 0 }) };
@@ -462,38 +465,6 @@ impl Engine {
         self.compute.tokens(out, hidden, |t, out| {
             (kernels.rms_norm)(&x[t * hidden..(t + 1) * hidden], weight, eps, out);
         });
-    }
-
-    /// The tokens' rows: an image's where a placeholder stands and rows are queued, else the embedding's, read from
-    /// where the weights are, for the table is not kept in memory.
-    fn embed(
-        &self,
-        tokens: &[u32],
-        image_rows: &mut std::collections::VecDeque<f32>,
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let hidden = self.config.hidden;
-        let name = tensors::embedding(&self.config);
-        for (&token, row) in tokens.iter().zip(out.chunks_exact_mut(hidden)) {
-            if Some(token) == self.config.media_placeholder && image_rows.len() >= hidden {
-                for (out, value) in row.iter_mut().zip(image_rows.drain(..hidden)) {
-                    *out = value;
-                }
-            } else if self.config.tied_embeddings {
-                self.head.decode_row(self.compute.kernels, token as usize, row);
-            } else {
-                match &self.source {
-                    Source::Container(container) => {
-                        let trunk = container.trunk();
-                        trunk.decode_row(trunk.require(&name)?, u64::from(token), row)?;
-                    }
-                    Source::Checkpoint(checkpoint) => {
-                        row.copy_from_slice(&checkpoint.read_rows_f32(&name, token as usize, 1)?);
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 }
 

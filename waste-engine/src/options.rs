@@ -15,12 +15,12 @@ const READERS_MAX: usize = 64;
 /// What happens while one waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// So many layers are loaded.
+    /// So much of the trunk is loaded.
     Loaded {
-        /// Layers loaded.
-        layers: usize,
-        /// Layers of the model.
-        of: usize,
+        /// Bytes loaded.
+        bytes: u64,
+        /// Bytes of the whole.
+        of: u64,
     },
     /// So many tokens of a prompt have gone through the model.
     Prefilled {
@@ -53,10 +53,10 @@ impl std::fmt::Debug for Watch {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arith {
     /// f32 tables and products.
-    #[default]
     Exact,
     /// 16-bit whole numbers, summed exactly: tables with one unit for each block of 32 vectors, and the input of Q4G
     /// rows with one for each group of 128.
+    #[default]
     Fast,
 }
 

@@ -9,7 +9,9 @@ pub enum Part {
     Kda,
     /// MLA layers.
     Mla,
-    /// What else is resident: dense FFNs, routers, shared experts, latent projections.
+    /// Dense FFNs.
+    Dense,
+    /// What is resident of MoE layers: routers, shared experts, latent projections.
     Trunk,
     /// Building look-up tables.
     Tables,
@@ -25,14 +27,24 @@ pub enum Part {
 
 impl Part {
     /// All parts, in their order.
-    pub const ALL: [Part; 8] =
-        [Part::Kda, Part::Mla, Part::Trunk, Part::Tables, Part::Gather, Part::Stall, Part::Head, Part::Rest];
+    pub const ALL: [Part; 9] = [
+        Part::Kda,
+        Part::Mla,
+        Part::Dense,
+        Part::Trunk,
+        Part::Tables,
+        Part::Gather,
+        Part::Stall,
+        Part::Head,
+        Part::Rest,
+    ];
 
     /// The part's name, in lower case.
     pub fn name(self) -> &'static str {
         match self {
             Part::Kda => "kda",
             Part::Mla => "mla",
+            Part::Dense => "dense",
             Part::Trunk => "trunk",
             Part::Tables => "tables",
             Part::Gather => "gather",

@@ -1,5 +1,7 @@
 //! One sequence: the state it carries, and the buffers it is computed in.
 
+use waste_common::container::RowBuffer;
+
 use crate::layers::kda::KdaState;
 use crate::layers::kv_cache::KvCache;
 use crate::layers::tables::Tables;
@@ -28,6 +30,8 @@ pub struct Session {
     pub(crate) visits: Vec<(u32, u32, u32)>,
     /// Rows of images that no placeholder has taken yet, [rows, hidden].
     pub(crate) image_rows: std::collections::VecDeque<f32>,
+    /// A stored row of the embedding.
+    pub(crate) row: RowBuffer,
     pub(crate) profile: Profile,
 }
 

@@ -1,12 +1,15 @@
 //! Loading the trunk: tensors by name, from a container in the format in which they are stored, or from a
 //! checkpoint in f32, each compared with the shape that the configuration demands.
 
+use std::cell::Cell;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use waste_common::checkpoint::Checkpoint;
 use waste_common::config::{Mixer, ModelConfig, Moe};
-use waste_common::container::{Container, TrunkFmt};
+use waste_common::container::{Container, Trunk, TrunkEntry, TrunkFmt};
 use waste_common::tensors::{self, TensorSpec};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::error::EngineError;
 use crate::layers::attn_res::AttnRes;
@@ -16,6 +19,8 @@ use crate::layers::mla::{MlaLayer, Query};
 use crate::layers::moe::{Latent, MoeLayer};
 use crate::layers::router::Router;
 use crate::matrix::{Matrix, MatrixData, QuantFormat};
+use crate::options::{EngineOptions, Event};
+use crate::resident::{Resident, Weights};
 
 /// Where the weights are.
 #[derive(Clone)]
@@ -30,28 +35,58 @@ pub enum Source {
 pub struct Loader<'a> {
     source: &'a Source,
     config: &'a ModelConfig,
-    specs: std::collections::HashMap<String, TensorSpec>,
+    options: &'a EngineOptions,
+    specs: HashMap<String, TensorSpec>,
+    /// What of a container's trunk stays in memory.
+    resident: Option<Resident>,
+    /// Bytes of f32 taken from a checkpoint so far, and of the whole.
+    taken: (Cell<u64>, u64),
 }
 
 impl<'a> Loader<'a> {
-    /// A loader; every tensor the configuration demands is looked up and its shape compared first.
-    pub fn new(source: &'a Source, config: &'a ModelConfig) -> Result<Self, EngineError> {
-        Self::of(source, config, tensors::trunk(config))
+    /// A loader; every tensor the configuration demands is looked up and its shape compared first, and a container's
+    /// are read.
+    pub fn new(
+        source: &'a Source,
+        config: &'a ModelConfig,
+        options: &'a EngineOptions,
+    ) -> Result<Self, EngineError> {
+        Self::of(source, config, options, tensors::trunk(config))
     }
 
-    /// A loader of the vision tower's tensors, compared likewise.
-    pub fn vision(source: &'a Source, config: &'a ModelConfig) -> Result<Self, EngineError> {
-        Self::of(source, config, tensors::vision(config))
+    /// A loader of the vision tower's tensors, likewise.
+    pub fn vision(
+        source: &'a Source,
+        config: &'a ModelConfig,
+        options: &'a EngineOptions,
+    ) -> Result<Self, EngineError> {
+        Self::of(source, config, options, tensors::vision(config))
     }
 
-    fn of(source: &'a Source, config: &'a ModelConfig, specs: Vec<TensorSpec>) -> Result<Self, EngineError> {
+    fn of(
+        source: &'a Source,
+        config: &'a ModelConfig,
+        options: &'a EngineOptions,
+        specs: Vec<TensorSpec>,
+    ) -> Result<Self, EngineError> {
+        // The embedding's rows are read as they are needed; see `Embedding`.
+        let embedding = (!config.tied_embeddings).then(|| tensors::embedding(config));
+        let (mut spans, mut of) = (Vec::new(), 0);
         for spec in &specs {
+            let stays = embedding.as_ref() != Some(&spec.name);
             let found = match source {
                 Source::Container(container) => {
-                    container.trunk().require(&spec.name)?.shape.iter().map(|&d| d as usize).collect()
+                    let trunk = container.trunk();
+                    let entry = trunk.require(&spec.name)?;
+                    if stays {
+                        // The index was compared with the file when it was opened.
+                        spans.push(entry.off..entry.off.saturating_add(trunk.sizes(entry)?.bytes));
+                    }
+                    entry.shape.iter().map(|&d| d as usize).collect()
                 }
                 Source::Checkpoint(checkpoint) => checkpoint.info(&spec.name)?.shape,
             };
+            of += if stays { 4 * spec.elements() } else { 0 };
             if !spec.accepts(&found) {
                 return Err(EngineError::Shape {
                     name: spec.name.clone(),
@@ -61,7 +96,11 @@ impl<'a> Loader<'a> {
             }
         }
         let specs = specs.into_iter().map(|spec| (spec.name.clone(), spec)).collect();
-        Ok(Loader { source, config, specs })
+        let resident = match source {
+            Source::Container(container) => Some(Resident::load(container.trunk(), spans, options)?),
+            Source::Checkpoint(_) => None,
+        };
+        Ok(Loader { source, config, options, specs, resident, taken: (Cell::new(0), of) })
     }
 
     fn name(&self, layer: usize, tail: &str) -> String {
@@ -70,13 +109,40 @@ impl<'a> Loader<'a> {
 
     /// A vector as f32.
     pub fn vector(&self, name: &str) -> Result<Vec<f32>, EngineError> {
-        Ok(match self.source {
-            Source::Container(container) => {
-                let entry = container.trunk().require(name)?;
-                container.trunk().decode(entry)?
+        match self.source {
+            Source::Container(container) => self.decoded(container.trunk(), container.trunk().require(name)?),
+            Source::Checkpoint(checkpoint) => {
+                let weights = checkpoint.read_f32(name)?;
+                let (taken, of) = &self.taken;
+                taken.set(taken.get() + 4 * weights.len() as u64);
+                self.options.watch.tell(Event::Loaded { bytes: taken.get(), of: *of });
+                Ok(weights)
             }
-            Source::Checkpoint(checkpoint) => checkpoint.read_f32(name)?,
-        })
+        }
+    }
+
+    /// A resident tensor as f32.
+    fn decoded(&self, trunk: &Trunk, entry: &TrunkEntry) -> Result<Vec<f32>, EngineError> {
+        let sizes = trunk.sizes(entry)?;
+        let payload = self.resident::<u8>(entry, entry.off, sizes.payload_bytes)?;
+        let scales = self.resident::<u16>(entry, entry.off + sizes.payload_bytes, sizes.scales)?;
+        let (cols, row_bytes) = (sizes.cols as usize, sizes.row_bytes as usize);
+        let groups = (sizes.scales / sizes.rows) as usize;
+        let mut out = vec![0.0; sizes.rows as usize * cols];
+        for (row, out) in out.chunks_exact_mut(cols).enumerate() {
+            let payload = &payload[row * row_bytes..][..row_bytes];
+            entry.fmt.decode_row(payload, &scales[row * groups..][..groups], out);
+        }
+        Ok(out)
+    }
+
+    /// `count` values of a tensor, at `offset` of the trunk file.
+    fn resident<T>(&self, entry: &TrunkEntry, offset: u64, count: u64) -> Result<Weights<T>, EngineError>
+    where
+        T: FromBytes + FromZeros + IntoBytes + Immutable + KnownLayout + Clone,
+    {
+        let weights = self.resident.as_ref().and_then(|resident| resident.weights(offset, count));
+        weights.ok_or_else(|| self.missing(&entry.name))
     }
 
     /// A matrix, rows × columns as the configuration demands, in the format in which it is stored.
@@ -97,29 +163,25 @@ impl<'a> Loader<'a> {
         };
         let trunk = container.trunk();
         let entry = trunk.require(name)?;
-        let format = match entry.fmt {
-            TrunkFmt::F32 => return Ok(Matrix::f32(rows, cols, trunk.decode(entry)?)),
+        let sizes = trunk.sizes(entry)?;
+        let quantised = match entry.fmt {
+            TrunkFmt::F32 => None,
             TrunkFmt::F16 => None,
             TrunkFmt::Q8g => Some(QuantFormat::Q8),
             TrunkFmt::Q4g => Some(QuantFormat::Q4),
             TrunkFmt::Q3g => Some(QuantFormat::Q3),
         };
-        let sizes = trunk.sizes(entry)?;
-        if sizes.cols != cols as u64 {
+        let elements = sizes.rows * sizes.cols;
+        let data = match quantised {
+            None if entry.fmt == TrunkFmt::F32 => MatrixData::F32(self.resident(entry, entry.off, elements)?),
+            None => MatrixData::F16(self.resident(entry, entry.off, elements)?),
             // Groups along an axis that is not the matrix's (a convolution stored with rank 4).
-            return Ok(Matrix::f32(rows, cols, trunk.decode(entry)?));
-        }
-        let stored = trunk.read(entry)?;
-        let data = match format {
-            None => {
-                let pairs = stored.payload.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
-                MatrixData::F16(pairs.collect())
-            }
+            Some(_) if sizes.cols != cols as u64 => MatrixData::F32(self.decoded(trunk, entry)?.into()),
             Some(format) => MatrixData::Quant {
                 format,
                 stride: sizes.row_bytes as usize,
-                payload: stored.payload,
-                scales: stored.scales,
+                payload: self.resident(entry, entry.off, sizes.payload_bytes)?,
+                scales: self.resident(entry, entry.off + sizes.payload_bytes, sizes.scales)?,
             },
         };
         Ok(Matrix { rows, cols, data })

@@ -260,12 +260,13 @@ fn quantised_rows_times_vector() {
             let data = MatrixData::Quant {
                 format,
                 stride,
-                payload: golden.bytes(&tensor("payload")),
+                payload: golden.bytes(&tensor("payload")).into(),
                 scales: golden
                     .bytes(&tensor("scale"))
                     .chunks_exact(2)
                     .map(|b| u16::from_le_bytes([b[0], b[1]]))
-                    .collect(),
+                    .collect::<Vec<_>>()
+                    .into(),
             };
             let matrix = Matrix { rows, cols: x.len(), data };
             for compute in computes() {

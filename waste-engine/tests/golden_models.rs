@@ -4,13 +4,15 @@
 mod common;
 
 use common::{Golden, argmax, assert_rows, path};
-use waste_engine::{Engine, EngineOptions, LayerState, Session, Trace, Wanted};
+use waste_common::plan::KvType;
+use waste_engine::{Arith, Engine, EngineOptions, LayerState, Session, Trace, Wanted};
 
 const RELATIVE_L2: f64 = 3e-5;
 const LOGIT_ABS: f64 = 5e-4;
 
 fn options() -> EngineOptions {
-    EngineOptions { ctx: 256, threads: 2, cache_slots: 16, readers: 2, ..EngineOptions::default() }
+    let (arith, kv) = (Arith::Exact, KvType::F32);
+    EngineOptions { ctx: 256, threads: 2, cache_slots: 16, readers: 2, arith, kv, ..EngineOptions::default() }
 }
 
 fn run(

@@ -98,7 +98,7 @@ fn a_known_model_is_planned_without_a_file() {
     assert_eq!(plan["schema"], "waste-plan/1");
     assert_eq!(
         (&plan["config"], &plan["arch"], &plan["kv"]),
-        (&json!("kimi-k3"), &json!("kimi-k3"), &json!("f32"))
+        (&json!("kimi-k3"), &json!("kimi-k3"), &json!("f16"))
     );
     assert_eq!(
         (&plan["fits"], &plan["vision"], &plan["working_sets"]),
@@ -168,11 +168,11 @@ fn options_change_the_plan() {
         all.extend(args);
         plan(&all).json()
     };
-    let (f32, f16, q8) = (state(&[]), state(&["--kv=f16"]), state(&["--kv=q8"]));
+    let (f32, f16, q8) = (state(&["--kv=f32"]), state(&[]), state(&["--kv=q8"]));
     assert!(f16["state_bytes"].as_u64() < f32["state_bytes"].as_u64());
     assert!(q8["state_bytes"].as_u64() < f16["state_bytes"].as_u64());
     assert!(state(&["--vision"])["vision_bytes"].as_u64().unwrap() > 0);
-    assert!(state(&["--prefill-chunk=1024"])["scratch_bytes"].as_u64() > f32["scratch_bytes"].as_u64());
+    assert!(state(&["--prefill-chunk=1024"])["scratch_bytes"].as_u64() > f16["scratch_bytes"].as_u64());
     assert_eq!(state(&["--ram-share=3/4"])["cap_bytes"], 768 * GIB);
     assert_eq!(plan(&["kimi-linear-48b", "--ram=24G", "--budget=max"]).json()["cache_slots"], 26 * 256);
     let by_environment =

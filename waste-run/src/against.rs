@@ -4,7 +4,8 @@ use std::path::Path;
 
 use serde::Serialize;
 use waste_common::cli::{Failure, Output, resolve_model};
-use waste_engine::{Session, Wanted};
+use waste_common::plan::KvType;
+use waste_engine::{Arith, Session, Wanted};
 
 use crate::args::ModelArgs;
 use crate::eval::log_sum_exp;
@@ -36,10 +37,17 @@ pub struct Divergence {
 }
 
 impl Against {
-    /// Opens the other model with the options of the first, but those that only a container has.
+    /// Opens the other model as a reference: the options of the first, but exact arithmetic and an f32 KV cache, and
+    /// none that only a container has.
     pub fn open(path: &Path, args: &ModelArgs, vocab: usize, output: &Output) -> Result<Self, Failure> {
         let model = resolve_model(path)?;
-        let args = ModelArgs { verify: false, plan: None, ..args.clone() };
+        let args = ModelArgs {
+            verify: false,
+            plan: None,
+            arith: Arith::Exact,
+            kv: Some(KvType::F32),
+            ..args.clone()
+        };
         let found = open::find(&model, &args, output)?;
         if found.config().vocab != vocab {
             return Err(Failure::data(

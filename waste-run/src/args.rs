@@ -60,7 +60,7 @@ pub struct ModelArgs {
     /// Context length: prompt and generation together [default: 4096]
     #[arg(long, value_name = "TOKENS", value_parser = ctx, allow_negative_numbers = true, help_heading = "Memory")]
     pub ctx: Option<usize>,
-    /// How the latent KV cache is kept [default: f32]
+    /// How the latent KV cache is kept [default: f16]
     #[arg(long, value_name = "TYPE", help_heading = "Memory")]
     pub kv: Option<KvType>,
     /// Tokens of a prompt that go through the model together [default: 256]
@@ -76,7 +76,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "LIST", help_heading = "Compute and I/O")]
     pub cpus: Option<CpuList>,
     /// The arithmetic of decoding: exact (f32 tables and products) or fast (16-bit whole numbers)
-    #[arg(long, value_name = "KIND", default_value = "exact", help_heading = "Compute and I/O")]
+    #[arg(long, value_name = "KIND", default_value = "fast", help_heading = "Compute and I/O")]
     pub arith: Arith,
     /// Check the checksum of every expert record as it is read (containers)
     #[arg(long, help_heading = "Compute and I/O")]
@@ -273,7 +273,8 @@ pub struct PerplexityArgs {
     /// Put [BOS] before each run, so that its first token is predicted too
     #[arg(long)]
     pub bos: bool,
-    /// Also measure how far the predictions are from those of another model, such as the checkpoint of the container
+    /// Also measure how far the predictions are from those of another model, such as the checkpoint of the container,
+    /// computed in exact arithmetic with an f32 KV cache
     #[arg(long, value_name = "MODEL")]
     pub against: Option<PathBuf>,
     /// Opening the model

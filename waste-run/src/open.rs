@@ -282,17 +282,17 @@ fn count_from_env(name: &str, default: usize) -> Result<usize, Failure> {
 /// Bars for loading and for long prompts.
 fn watch(output: &Output) -> Watch {
     let output = output.clone();
-    let bar: Mutex<Option<(Progress, usize)>> = Mutex::new(None);
+    let bar: Mutex<Option<(Progress, u64)>> = Mutex::new(None);
     Watch(Some(Arc::new(move |event| {
-        let (label, done, total) = match event {
-            Event::Loaded { layers, of } => ("loading layers", layers, of),
-            Event::Prefilled { tokens, of } => ("reading the prompt", tokens, of),
+        let (label, unit, done, total) = match event {
+            Event::Loaded { bytes, of } => ("loading the trunk", Unit::Bytes, bytes, of),
+            Event::Prefilled { tokens, of } => ("reading the prompt", Unit::Count, tokens as u64, of as u64),
         };
         let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
-        let (progress, shown) =
-            bar.get_or_insert_with(|| (Progress::new(&output, label, total as u64, Unit::Count), 0));
-        progress.add(done.saturating_sub(*shown) as u64);
-        *shown = done;
+        let (progress, shown) = bar.get_or_insert_with(|| (Progress::new(&output, label, total, unit), 0));
+        // Readers may tell out of order.
+        progress.add(done.saturating_sub(*shown));
+        *shown = done.max(*shown);
         if done >= total
             && let Some((progress, _)) = bar.take()
         {

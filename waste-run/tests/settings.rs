@@ -176,7 +176,7 @@ fn kv_types_and_chunks_change_little() {
         let report = with("eval", CONTAINER, &args).done().json("waste-run-eval/1");
         report["top"].as_array().unwrap().iter().map(|top| top["logit"].as_f64().unwrap()).collect()
     };
-    let expected = eval(&[]);
+    let expected = eval(&["--kv", "f32"]);
     for (args, tolerance) in [
         (&["--kv", "f16"][..], 0.01),
         (&["--kv", "q8"], 0.2),
@@ -272,7 +272,7 @@ fn predictions_are_compared_with_another_models() {
     };
     let number = |report: &Value, key: &str| report[key].as_f64().unwrap();
     let (itself, checkpoint, other) = (data(CONTAINER), data(GOLDEN), data("models/k3-tales"));
-    let report = measure(&["--against", arg(&itself)]).done().json("waste-run-perplexity/1");
+    let report = measure(&["--against", arg(&itself), "--kv", "f32"]).done().json("waste-run-perplexity/1");
     assert_eq!((number(&report, "kl"), number(&report, "same_top")), (0.0, 1.0));
     let whole = measure(&["--against", arg(&checkpoint)]).done().json("waste-run-perplexity/1");
     assert!(number(&whole, "kl") > 1e-4 && number(&whole, "kl_standard_error") > 0.0, "{whole}");

@@ -7,7 +7,7 @@ use serde::Serialize;
 use waste_common::checkpoint::{Checkpoint, CheckpointError};
 use waste_common::cli::{Failure, Output, Progress, Unit};
 use waste_common::config::ModelConfig;
-use waste_common::container::{Container, ExpertFmt, Kind, MANIFEST, TRUNK, TrunkEntry, TrunkFmt};
+use waste_common::container::{Container, ExpertFmt, Kind, MANIFEST, RowBuffer, TRUNK, TrunkEntry, TrunkFmt};
 use waste_common::tensors::{self, TensorSpec};
 
 use crate::crew::Worker;
@@ -257,12 +257,13 @@ impl Both<'_> {
         let mut sums = Sums::default();
         if (sizes.rows, sizes.cols) == (rows as u64, cols as u64) {
             let step = PIECE.div_ceil(cols.max(1));
+            let (mut ours, mut buffer) = (Vec::new(), RowBuffer::default());
             for first in (0..rows).step_by(step) {
                 worker.check()?;
                 let count = step.min(rows - first);
                 let theirs = self.source.read_rows_f32(&entry.name, first, count)?;
-                let mut ours = vec![0.0; theirs.len()];
-                trunk.decode_rows(entry, first as u64, &mut ours, count as u64)?;
+                ours.resize(theirs.len(), 0.0);
+                trunk.decode_rows(entry, first as u64, count as u64, &mut ours, &mut buffer)?;
                 sums.add(&ours, &theirs);
                 worker.advance(4 * theirs.len() as u64);
             }

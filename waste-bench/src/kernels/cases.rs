@@ -5,12 +5,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use rayon::prelude::*;
+use waste_common::io::{OutOfMemory, Slab};
 use waste_common::quant::half;
 use waste_engine::kernels::Kernels;
 use waste_engine::kernels::columns::Columns;
 use waste_engine::kernels::portable::{FastTables, KdaHead, RunningSoftmax, VqShape, whole_len};
 
 use super::{Case, MEMORY, PLAIN};
+use crate::plain;
 use crate::random::Random;
 
 const HIDDEN: usize = 2304;
@@ -25,14 +27,14 @@ const SHAPES: [(&str, VqShape); 3] = [
 ];
 
 /// All cases whose kernel's name contains `only`, with operands from memory spread over `spread` bytes.
-pub(super) fn all(sets: &[&'static Kernels], spread: usize, only: &str) -> Vec<Case> {
+pub(super) fn all(sets: &[&'static Kernels], spread: usize, only: &str) -> Result<Vec<Case>, OutOfMemory> {
     let mut list = List { only, cases: Vec::new() };
-    look_ups(&mut list, sets, spread);
-    trunk(&mut list, sets, spread);
+    look_ups(&mut list, sets, spread)?;
+    trunk(&mut list, sets, spread)?;
     products(&mut list, sets);
     state(&mut list, sets);
     elementwise(&mut list, sets);
-    list.cases
+    Ok(list.cases)
 }
 
 struct List<'a> {
@@ -81,15 +83,14 @@ fn row_scales(rows: usize) -> Vec<u8> {
 
 /// Copies of an operand, enough of them that none is in the cache when its turn comes.
 struct Copies {
-    all: Vec<u8>,
+    all: Slab,
     len: usize,
     next: usize,
 }
 
 impl Copies {
-    fn new(len: usize, spread: usize) -> Self {
-        let one = random_bytes(len);
-        Copies { all: one.repeat((spread / len).max(1)), len, next: 0 }
+    fn new(len: usize, spread: usize) -> Result<Self, OutOfMemory> {
+        Ok(Copies { all: repeated(&random_bytes(len), (spread / len).max(1))?, len, next: 0 })
     }
 
     fn next(&mut self) -> &[u8] {
@@ -99,44 +100,14 @@ impl Copies {
     }
 }
 
-/// The look-ups as a plain compiler-made scalar loop over f32 tables.
-fn plain_gather(indices: &[u8], shape: VqShape, tables: &[f32], out: &mut [f32]) {
-    let per_vector = shape.stages * shape.entries;
-    for (out, block) in out.chunks_mut(64).zip(indices.chunks_exact(shape.block_bytes())) {
-        out.fill(0.0);
-        let vectors = block.chunks_exact(64 * shape.index_bytes()).zip(tables.chunks_exact(per_vector));
-        for (rows, table) in vectors {
-            match (shape.packed, shape.stages) {
-                (true, _) => {
-                    let Some(table) = table.first_chunk::<256>() else { return };
-                    for (out, i) in out.iter_mut().zip(rows.as_chunks::<3>().0) {
-                        let word = u32::from_le_bytes([i[0], i[1], i[2], 0]) as usize;
-                        *out += table[word & 63]
-                            + table[64 + (word >> 6 & 63)]
-                            + table[128 + (word >> 12 & 63)]
-                            + table[192 + (word >> 18 & 63)];
-                    }
-                }
-                (false, 2) => {
-                    let Some(table) = table.first_chunk::<512>() else { return };
-                    for (out, i) in out.iter_mut().zip(rows.as_chunks::<2>().0) {
-                        *out += table[usize::from(i[0])] + table[256 + usize::from(i[1])];
-                    }
-                }
-                (false, _) => {
-                    let Some(table) = table.first_chunk::<768>() else { return };
-                    for (out, i) in out.iter_mut().zip(rows.as_chunks::<3>().0) {
-                        *out += table[usize::from(i[0])]
-                            + table[256 + usize::from(i[1])]
-                            + table[512 + usize::from(i[2])];
-                    }
-                }
-            }
-        }
-    }
+/// Copies side by side, in memory as the engine has it.
+fn repeated(one: &[u8], count: usize) -> Result<Slab, OutOfMemory> {
+    let mut all = Slab::new(count * one.len())?;
+    all.chunks_exact_mut(one.len()).for_each(|copy| copy.copy_from_slice(one));
+    Ok(all)
 }
 
-fn look_ups(list: &mut List, sets: &[&'static Kernels], spread: usize) {
+fn look_ups(list: &mut List, sets: &[&'static Kernels], spread: usize) -> Result<(), OutOfMemory> {
     for (name, shape) in SHAPES {
         let of = |kernel: &str, set: &'static str, from: &'static str| Of {
             kernel: format!("{kernel} {name}"),
@@ -151,17 +122,17 @@ fn look_ups(list: &mut List, sets: &[&'static Kernels], spread: usize) {
         let scales = Rc::new(row_scales(ROWS));
         for (from, spread) in [("cache", 0), (MEMORY, spread)] {
             let copies = || Copies::new(ROWS / 64 * shape.block_bytes(), spread);
-            let (mut indices, tables, mut out) = (copies(), Rc::clone(&exact), vec![0.0; ROWS]);
+            let (mut indices, tables, mut out) = (copies()?, Rc::clone(&exact), vec![0.0; ROWS]);
             list.add(of("vq_rows", PLAIN, from), move || {
-                plain_gather(black_box(indices.next()), shape, &tables, &mut out);
+                plain::gather(black_box(indices.next()), shape, &tables, &mut out);
             });
             for &kernels in sets {
-                let (mut indices, tables, mut out) = (copies(), Rc::clone(&exact), vec![0.0; ROWS]);
+                let (mut indices, tables, mut out) = (copies()?, Rc::clone(&exact), vec![0.0; ROWS]);
                 let row_scales = Rc::clone(&scales);
                 list.add(of("vq_rows", kernels.name, from), move || {
                     (kernels.vq_rows)(black_box(indices.next()), shape, &row_scales, &tables, &mut out);
                 });
-                let (mut indices, tables, mut out) = (copies(), Rc::clone(&planes), vec![0.0; ROWS]);
+                let (mut indices, tables, mut out) = (copies()?, Rc::clone(&planes), vec![0.0; ROWS]);
                 let row_scales = Rc::clone(&scales);
                 list.add(of("vq_rows_fast", kernels.name, from), move || {
                     let tables = FastTables { planes: &tables.0, scales: &tables.1 };
@@ -202,6 +173,7 @@ fn look_ups(list: &mut List, sets: &[&'static Kernels], spread: usize) {
             });
         }
     }
+    Ok(())
 }
 
 fn sum(bytes: &[u8]) -> u64 {
@@ -217,12 +189,12 @@ fn sum(bytes: &[u8]) -> u64 {
 /// Bytes of a task on several threads.
 const SHARE: usize = 1 << 20;
 
-fn trunk(list: &mut List, sets: &[&'static Kernels], spread: usize) {
+fn trunk(list: &mut List, sets: &[&'static Kernels], spread: usize) -> Result<(), OutOfMemory> {
     let cpus = rayon::current_num_threads();
     let whole = spread.div_ceil(SHARE) * SHARE;
     for threads in [1, cpus] {
         let (bytes, of) = (
-            random_bytes(whole),
+            repeated(&random_bytes(SHARE), whole / SHARE)?,
             Of {
                 kernel: "sum".to_owned(),
                 set: MEMORY,
@@ -262,7 +234,8 @@ fn trunk(list: &mut List, sets: &[&'static Kernels], spread: usize) {
                     continue;
                 }
                 let (rows, kernel) = ((rows / 64).max(1) * 64, Arc::clone(&kernel));
-                let (payload, scales) = (random_bytes(rows * stride), vec![scale; rows * HIDDEN / 128]);
+                let (payload, scales) =
+                    (repeated(&random_bytes(64 * stride), rows / 64)?, vec![scale; rows * HIDDEN / 128]);
                 let (x, mut out) = (noise(HIDDEN), vec![0.0; rows]);
                 let of = Of {
                     kernel: name.to_owned(),
@@ -314,6 +287,7 @@ fn trunk(list: &mut List, sets: &[&'static Kernels], spread: usize) {
             (kernels.widen_f16)(black_box(&halves), &mut out);
         });
     }
+    Ok(())
 }
 
 fn products(list: &mut List, sets: &[&'static Kernels]) {

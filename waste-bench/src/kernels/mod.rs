@@ -94,7 +94,7 @@ pub fn run(args: KernelArgs, format: FormatArgs, output: &Output) -> Result<Exit
     let interrupt = Interrupt::install()?;
     let sets: Vec<&'static Kernels> =
         Kernels::NAMES.iter().filter_map(|name| Kernels::named(name).ok()).collect();
-    let mut cases = cases::all(&sets, args.spread_mib << 20, &args.only);
+    let mut cases = cases::all(&sets, args.spread_mib << 20, &args.only)?;
     if cases.iter().all(|case| case.set == MEMORY) {
         return Err(Failure::usage(format!("--only {}: no kernel is called that", args.only)));
     }
@@ -231,10 +231,10 @@ mod tests {
     #[test]
     fn every_kernel_runs() {
         let sets: Vec<&'static Kernels> = vec![Kernels::detect()];
-        let mut cases = cases::all(&sets, 1 << 20, "");
+        let mut cases = cases::all(&sets, 1 << 20, "").unwrap();
         assert!(cases.len() > 40, "{}", cases.len());
         cases.iter_mut().for_each(|case| (case.run)());
-        let none = cases::all(&sets, 1 << 20, "no such kernel");
+        let none = cases::all(&sets, 1 << 20, "no such kernel").unwrap();
         assert!(none.iter().all(|case| case.set == MEMORY));
     }
 }

@@ -1,6 +1,7 @@
 //! An arm: settings, the engine opened with them, and the samples taken.
 
 use std::path::Path;
+use std::time::Instant;
 
 use serde::Serialize;
 use waste_common::cli::Failure;
@@ -33,6 +34,8 @@ pub struct Open {
     pub session: Session,
     /// What it was opened with.
     pub plan: MemoryPlan,
+    /// How long opening took.
+    pub seconds: f64,
     _reservation: Option<Reservation>,
 }
 
@@ -46,9 +49,11 @@ impl Open {
         let Reserved { plan, reservation, .. } =
             open::reserve(&subject.sizes, &settings.plan, &subject.machine, &what)?;
         let options = settings.engine.clone().within(&plan);
+        let start = Instant::now();
         let engine = Engine::open_with(subject.dir, options, settings.kernels)?;
         let session = engine.session()?;
-        Ok(Open { engine, session, plan, _reservation: reservation })
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(Open { engine, session, plan, seconds, _reservation: reservation })
     }
 
     /// One run.
@@ -87,6 +92,10 @@ pub struct Facts {
     pub kernel: &'static str,
     /// Whether expert reads went past the page cache.
     pub direct_io: bool,
+    /// Seconds from opening to the first token's turn: the trunk is read and the caches made.
+    pub open_seconds: f64,
+    /// Bytes of the trunk read in a second of that, in GB (10^9).
+    pub open_gbps: f64,
 }
 
 impl Arm {
@@ -126,6 +135,8 @@ impl Arm {
                     holds_all_experts: open.plan.holds_all_experts(),
                     kernel: open.engine.kernels(),
                     direct_io: open.engine.direct_io(),
+                    open_seconds: open.seconds,
+                    open_gbps: 1e-9 * open.plan.trunk_bytes as f64 / open.seconds,
                 });
                 self.open.insert(open)
             }

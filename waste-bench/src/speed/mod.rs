@@ -1,6 +1,7 @@
 //! How fast a model decodes and takes in prompts, with one set of options or several side by side.
 
 pub mod arm;
+pub mod layers;
 pub mod measure;
 pub mod rows;
 pub mod settings;
@@ -18,6 +19,7 @@ use crate::environment::Environment;
 use crate::random::Random;
 use crate::report::{FormatArgs, Report, emit};
 use arm::{Arm, Facts, Subject};
+use layers::LayerTime;
 use measure::Workload;
 use rows::{Ratio, Row};
 use settings::{Compare, EngineArgs, Settings};
@@ -126,6 +128,7 @@ struct Record {
     seed: u64,
     arms: Vec<Facts>,
     rows: Vec<Row>,
+    layer_times: Vec<LayerTime>,
     ratios: Vec<Ratio>,
     paging: bool,
 }
@@ -178,6 +181,7 @@ pub fn run(args: SpeedArgs, format: FormatArgs, output: &Output) -> Result<Exit,
     }
 
     let peak = peak_rss_bytes();
+    let rows: Vec<Row> = arms.iter().flat_map(|arm| arm.rows(peak)).collect();
     let record = Record {
         model: Measured::open(subject.dir)?,
         machine: Environment::probe()?,
@@ -188,7 +192,8 @@ pub fn run(args: SpeedArgs, format: FormatArgs, output: &Output) -> Result<Exit,
         repeat: args.work.repeat,
         seed: args.work.seed,
         arms: arms.iter().filter_map(Arm::facts).cloned().collect(),
-        rows: arms.iter().flat_map(|arm| arm.rows(peak)).collect(),
+        layer_times: layers::times(&rows, &subject.sizes.config),
+        rows,
         ratios: arms.iter().skip(1).flat_map(|arm| arm.ratios(&arms[0])).collect(),
         paging: arms.iter().any(|arm| arm.major_faults() > PAGING_FROM),
     };
@@ -201,8 +206,13 @@ pub fn run(args: SpeedArgs, format: FormatArgs, output: &Output) -> Result<Exit,
                 .to_owned(),
         );
     }
-    let tables =
-        vec![rows::table(&record.rows), rows::part_table(&record.rows), rows::ratio_table(&record.ratios)];
+    let tables = vec![
+        rows::table(&record.rows),
+        rows::part_table(&record.rows),
+        layers::table(&record.layer_times),
+        rows::lookahead_table(&record.rows),
+        rows::ratio_table(&record.ratios),
+    ];
     emit(output, format, &Report { heading, tables, closing, record: &record })?;
     Ok(Exit::Done)
 }
@@ -211,10 +221,12 @@ pub fn run(args: SpeedArgs, format: FormatArgs, output: &Output) -> Result<Exit,
 pub const PAGING_FROM: u64 = 100;
 
 fn facts_line(facts: &Facts) -> String {
-    let Facts { arm, settings, budget_bytes, cache_slots, kernel, direct_io, .. } = facts;
+    let Facts {
+        arm, settings, budget_bytes, cache_slots, kernel, direct_io, open_seconds, open_gbps, ..
+    } = facts;
     format!(
         "{arm}: budget {}, {cache_slots} experts cached{}, {kernel} kernels, {} arithmetic, {} threads, lookahead {}, \
-         {} reads in flight, direct I/O {}",
+         {} reads in flight, direct I/O {}, opened in {open_seconds:.2} s ({open_gbps:.2} GB/s of trunk)",
         ByteSize(*budget_bytes),
         if facts.holds_all_experts { " (all)" } else { "" },
         settings.arith,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use waste_engine::Part;
+use waste_engine::experts::Rank;
 
 use super::measure::{Phase, Sample};
 use crate::report::{Cell, Table};
@@ -42,6 +43,8 @@ pub struct Row {
     pub bytes_read: u64,
     /// Bytes of experts read in a second of the phase, in GB (10^9).
     pub disk_gbps: f64,
+    /// How good the lookahead's guesses were, the surest rank first.
+    pub lookahead: Vec<Rank>,
     /// Page faults of a run that had to read from disk.
     pub major_faults: f64,
     /// The most RAM the process has had resident by then.
@@ -88,10 +91,24 @@ impl Row {
             bytes_per_token: bytes as f64 / tokens as f64,
             bytes_read: bytes,
             disk_gbps: 1e-9 * bytes as f64 / seconds,
+            lookahead: lookahead(samples),
             major_faults: sum(&|sample| sample.major_faults) as f64 / samples.len() as f64,
             peak_rss_bytes: peak,
         })
     }
+}
+
+/// The ranks of all samples together.
+fn lookahead(samples: &[Sample]) -> Vec<Rank> {
+    let mut ranks: Vec<Rank> = Vec::new();
+    for sample in samples {
+        let guessed = sample.reads.guessed_ranks();
+        ranks.resize(ranks.len().max(guessed.len()), Rank::default());
+        for (rank, guessed) in ranks.iter_mut().zip(guessed) {
+            *rank += *guessed;
+        }
+    }
+    ranks
 }
 
 /// How much faster an arm is than the first one, run by run.
@@ -176,6 +193,42 @@ pub fn part_table(rows: &[Row]) -> Table {
     ];
     columns.extend(Part::ALL.iter().map(|part| (part.name(), part.name())));
     Table { title: "milliseconds a token, by part", columns, rows: rows.iter().map(cells).collect() }
+}
+
+/// The lookahead's guesses as a table, by rank.
+pub fn lookahead_table(rows: &[Row]) -> Table {
+    let share =
+        |part: u64, whole: u64| Cell::maybe((whole > 0).then(|| 100.0 * part as f64 / whole as f64), 1);
+    let cells = |row: &Row| -> Vec<Vec<Cell>> {
+        let ranks = row.lookahead.iter().enumerate();
+        let cells = ranks.map(|(number, rank)| {
+            vec![
+                Cell::Text(row.arm.clone()),
+                Cell::Text(row.phase.name().to_owned()),
+                Cell::Text(row.cache.to_owned()),
+                Cell::Count(number as u64 + 1),
+                Cell::Count(rank.guessed),
+                share(rank.right, rank.guessed),
+                Cell::Count(rank.read),
+                share(rank.used, rank.read),
+            ]
+        });
+        cells.collect()
+    };
+    Table {
+        title: "experts guessed a layer ahead, by rank",
+        columns: vec![
+            ("arm", "arm"),
+            ("phase", "phase"),
+            ("cache", "cache"),
+            ("rank", "rank"),
+            ("guessed", "guessed"),
+            ("right %", "right_percent"),
+            ("read", "read"),
+            ("used %", "used_percent"),
+        ],
+        rows: rows.iter().flat_map(cells).collect(),
+    }
 }
 
 /// The ratios as a table.

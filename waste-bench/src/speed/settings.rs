@@ -10,6 +10,8 @@ use waste_common::plan::{Budget, KvType, PlanOptions, RamShare};
 use waste_engine::kernels::Kernels;
 use waste_engine::{Arith, EngineError, EngineOptions};
 
+use crate::plain;
+
 /// How the engine is opened beside the budget: as waste-run does it.
 #[derive(Clone, Debug, clap::Args)]
 pub struct EngineArgs {
@@ -102,12 +104,22 @@ impl Settings {
             verify: args.verify,
             ..EngineOptions::default()
         };
-        let kernels = match args.kernels.as_deref() {
-            None | Some("") => Kernels::detect(),
-            Some(name) => Kernels::named(name)?,
-        };
         let plan = PlanOptions { threads: threads.unwrap_or(plan.threads), ..plan };
-        Ok(Settings { plan, engine, kernels })
+        let mut settings = Settings { plan, engine, kernels: Kernels::detect() };
+        if let Some(name) = args.kernels.as_deref().filter(|name| !name.is_empty()) {
+            settings.take_kernels(name)?;
+        }
+        Ok(settings)
+    }
+
+    /// Kernels by name; the plain ones are of exact arithmetic.
+    fn take_kernels(&mut self, name: &str) -> Result<(), EngineError> {
+        if name == plain::NAME {
+            (self.kernels, self.engine.arith) = (plain::kernels(), Arith::Exact);
+        } else {
+            self.kernels = Kernels::named(name)?;
+        }
+        Ok(())
     }
 
     /// For the record.
@@ -228,7 +240,7 @@ impl Compare {
         match self.key {
             Key::Budget => settings.plan.budget = value.parse().map_err(|error: String| wrong(&error))?,
             Key::Threads => settings.plan.threads = number()?,
-            Key::Kernels => settings.kernels = Kernels::named(value).map_err(|error| wrong(&error))?,
+            Key::Kernels => settings.take_kernels(value).map_err(|error| wrong(&error))?,
             Key::Arith => settings.engine.arith = value.parse().map_err(|error: String| wrong(&error))?,
             Key::Chunk => settings.plan.chunk = number()?,
             Key::Lookahead => settings.engine.lookahead = number()?,
@@ -257,13 +269,9 @@ mod tests {
         let arms = compare.arms(&base).unwrap();
         assert_eq!(arms[0].0, "lookahead=0");
         assert_eq!((arms[0].1.engine.lookahead, arms[1].1.engine.lookahead), (0, 6));
-        for good in [
-            "budget=4GiB,max",
-            "threads=1,2",
-            "kernels=portable,portable",
-            "arith=exact,fast",
-            "chunk=64,256",
-        ] {
+        for good in
+            ["budget=4GiB,max", "threads=1,2", "kernels=plain,portable", "arith=exact,fast", "chunk=64,256"]
+        {
             good.parse::<Compare>().unwrap();
         }
         for good in ["io-depth=1,8", "direct-io=on,off", "verify=off,on"] {

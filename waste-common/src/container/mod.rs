@@ -29,7 +29,7 @@ pub use manifest::{
 };
 pub use pread::{Source, check_file_name};
 pub use record::{Expected, Geometry, Kind, MatrixData, RecordView, encode_record};
-pub use trunk::{Stored, Trunk};
+pub use trunk::{RowBuffer, Trunk};
 
 use crate::json;
 

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use zerocopy::IntoBytes;
+
 use super::ContainerError;
 use super::manifest::{TrunkEntry, TrunkSizes};
 use super::pread::Source;
@@ -15,13 +17,11 @@ pub struct Trunk {
     by_name: HashMap<String, usize>,
 }
 
-/// A tensor as it is stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stored {
-    /// The weights.
-    pub payload: Vec<u8>,
-    /// f16 bits, `[rows][groups]`; empty for raw formats.
-    pub scales: Vec<u16>,
+/// Stored bytes of some rows while they are decoded; kept by who decodes rows often.
+#[derive(Debug, Default)]
+pub struct RowBuffer {
+    payload: Vec<u8>,
+    scales: Vec<u16>,
 }
 
 impl Trunk {
@@ -78,46 +78,25 @@ impl Trunk {
         self.source.read_at(entry.off + start, out)
     }
 
-    /// Reads `count` scales from scale number `start`.
+    /// Reads `count` scales from scale number `start`, over what `out` held.
     pub fn read_scales(
         &self,
         entry: &TrunkEntry,
         start: u64,
         count: u64,
-    ) -> Result<Vec<u16>, ContainerError> {
+        out: &mut Vec<u16>,
+    ) -> Result<(), ContainerError> {
         let sizes = self.sizes(entry)?;
         if start.checked_add(count).is_none_or(|end| end > sizes.scales) {
             let problem = format!("{count} scales at {start} exceed its {}", sizes.scales);
             return Err(fail(self.source.path(), &entry.name, &problem));
         }
-        if count == 0 {
-            return Ok(Vec::new());
+        out.resize(count as usize, 0);
+        if count > 0 {
+            self.source.read_at(entry.off + sizes.payload_bytes + 2 * start, out.as_mut_bytes())?;
+            out.iter_mut().for_each(|scale| *scale = u16::from_le(*scale));
         }
-        let mut bytes = vec![0; 2 * count as usize];
-        let offset = entry.off + sizes.payload_bytes + 2 * start;
-        self.source.read_at(offset, &mut bytes)?;
-        Ok(bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect())
-    }
-
-    /// Reads a whole tensor as it is stored.
-    pub fn read(&self, entry: &TrunkEntry) -> Result<Stored, ContainerError> {
-        let sizes = self.sizes(entry)?;
-        // Refuses a foreign entry before it can allocate more than the file holds.
-        if sizes.bytes > self.source.bytes() {
-            return Err(fail(self.source.path(), &entry.name, "it is larger than the file"));
-        }
-        let mut payload = vec![0; sizes.payload_bytes as usize];
-        self.read_payload(entry, 0, &mut payload)?;
-        let scales = self.read_scales(entry, 0, sizes.scales)?;
-        Ok(Stored { payload, scales })
-    }
-
-    /// Decodes row `row` into `out`, `[cols]`.
-    ///
-    /// # Panics
-    /// If `out` has another length.
-    pub fn decode_row(&self, entry: &TrunkEntry, row: u64, out: &mut [f32]) -> Result<(), ContainerError> {
-        self.decode_rows(entry, row, out, 1)
+        Ok(())
     }
 
     /// Decodes a whole tensor, `[rows, cols]`, some megabytes at a time.
@@ -129,14 +108,15 @@ impl Trunk {
         let mut out = vec![0.0; (sizes.rows * sizes.cols) as usize];
         let rows_at_once = (4u64 << 20).div_ceil(sizes.row_bytes);
         let piece = rows_at_once.min(sizes.rows) * sizes.cols;
+        let mut buffer = RowBuffer::default();
         for (i, out) in out.chunks_mut(piece as usize).enumerate() {
             let rows = out.len() as u64 / sizes.cols;
-            self.decode_rows(entry, i as u64 * rows_at_once, out, rows)?;
+            self.decode_rows(entry, i as u64 * rows_at_once, rows, out, &mut buffer)?;
         }
         Ok(out)
     }
 
-    /// Decodes `rows` rows from row `row` into `out`, `[rows, cols]`; holds their stored bytes meanwhile.
+    /// Decodes `rows` rows from row `row` into `out`, `[rows, cols]`; `buffer` holds their stored bytes meanwhile.
     ///
     /// # Panics
     /// If `out` has another length.
@@ -144,8 +124,9 @@ impl Trunk {
         &self,
         entry: &TrunkEntry,
         row: u64,
-        out: &mut [f32],
         rows: u64,
+        out: &mut [f32],
+        buffer: &mut RowBuffer,
     ) -> Result<(), ContainerError> {
         let sizes = self.sizes(entry)?;
         if row.checked_add(rows).is_none_or(|end| end > sizes.rows) {
@@ -156,10 +137,11 @@ impl Trunk {
         if sizes.bytes > self.source.bytes() {
             return Err(fail(self.source.path(), &entry.name, "it is larger than the file"));
         }
-        let mut payload = vec![0; (rows * sizes.row_bytes) as usize];
-        self.read_payload(entry, row * sizes.row_bytes, &mut payload)?;
+        let RowBuffer { payload, scales } = buffer;
+        payload.resize((rows * sizes.row_bytes) as usize, 0);
+        self.read_payload(entry, row * sizes.row_bytes, payload)?;
         let groups = (sizes.scales / sizes.rows) as usize;
-        let scales = self.read_scales(entry, row * groups as u64, rows * groups as u64)?;
+        self.read_scales(entry, row * groups as u64, rows * groups as u64, scales)?;
         let row_bytes = sizes.row_bytes as usize;
         for (i, out) in out.chunks_exact_mut(sizes.cols as usize).enumerate() {
             let scales = &scales[i * groups..][..groups];

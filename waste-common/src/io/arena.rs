@@ -6,12 +6,12 @@ use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::{ALIGNMENT, OutOfMemory};
+use super::{ALIGNMENT, OutOfMemory, Slab};
 
 /// Equal slots of whole pages, side by side in one allocation, in huge pages where the system has them. A slot may be
 /// read by many or written by one at a time.
 pub struct Arena {
-    memory: Memory,
+    memory: Slab,
     slot_bytes: usize,
     locks: Box<[RwLock<()>]>,
 }
@@ -38,7 +38,7 @@ impl Arena {
         let too_much = || OutOfMemory { bytes: slot_bytes.saturating_mul(slots) };
         let slot_bytes = slot_bytes.checked_next_multiple_of(ALIGNMENT).ok_or_else(too_much)?;
         let bytes = slot_bytes.checked_mul(slots).ok_or_else(too_much)?;
-        let memory = Memory::zeroed(bytes).ok_or_else(too_much)?;
+        let memory = Slab::new(bytes)?;
         Ok(Arena { memory, slot_bytes, locks: (0..slots).map(|_| RwLock::new(())).collect() })
     }
 
@@ -111,84 +111,6 @@ impl std::fmt::Debug for Arena {
     }
 }
 
-/// Zero bytes that begin on a page, or a huge page. Shared: who hands parts of it out keeps them apart.
-struct Memory {
-    start: *mut u8,
-    bytes: usize,
-    #[cfg(target_os = "linux")]
-    mapping: (*mut u8, usize),
-}
-
-// SAFETY: plain memory, of no thread.
-unsafe impl Send for Memory {}
-// SAFETY: its bytes are reached through cells only, by users that the arena's locks keep apart.
-unsafe impl Sync for Memory {}
-
-impl Memory {
-    fn cells(&self) -> &[UnsafeCell<u8>] {
-        // SAFETY: `start` points to `bytes` initialised bytes that live as long as `self`; cells lie as their bytes.
-        unsafe { std::slice::from_raw_parts(self.start.cast_const().cast(), self.bytes) }
-    }
-}
-
-#[cfg(target_os = "linux")]
-impl Memory {
-    /// The size of a huge page where pages have 4 KiB; with others the advice is at worst without effect.
-    const HUGE_PAGE: usize = 2 << 20;
-
-    fn zeroed(bytes: usize) -> Option<Memory> {
-        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
-
-        // Room to begin on a huge page; what is never touched takes no memory.
-        let mapped = bytes.checked_add(Self::HUGE_PAGE)?;
-        isize::try_from(mapped).ok()?;
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new private mapping at an address of the system's choice overlaps nothing.
-        let mapping = unsafe { mmap_anonymous(std::ptr::null_mut(), mapped, access, MapFlags::PRIVATE) };
-        let mapping = mapping.ok()?.cast::<u8>();
-        let start = mapping.wrapping_add(mapping.align_offset(Self::HUGE_PAGE));
-        // Whole huge pages only: one begun at the end would take more memory than was asked for.
-        let huge = bytes - bytes % Self::HUGE_PAGE;
-        // SAFETY: the range lies in the mapping made above, and the advice changes no content. Where there are no
-        // huge pages it fails, and small ones do.
-        let _ = unsafe { madvise(start.cast(), huge, Advice::LinuxHugepage) };
-        Some(Memory { start, bytes, mapping: (mapping, mapped) })
-    }
-}
-
-#[cfg(target_os = "linux")]
-impl Drop for Memory {
-    fn drop(&mut self) {
-        let (start, bytes) = self.mapping;
-        // SAFETY: the mapping is this one's own, and nothing refers to it any more.
-        let _ = unsafe { rustix::mm::munmap(start.cast(), bytes) };
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-impl Memory {
-    fn zeroed(bytes: usize) -> Option<Memory> {
-        let layout = Self::layout(bytes)?;
-        // SAFETY: the layout has a size above 0.
-        let start = unsafe { std::alloc::alloc_zeroed(layout) };
-        (!start.is_null()).then_some(Memory { start, bytes })
-    }
-
-    fn layout(bytes: usize) -> Option<std::alloc::Layout> {
-        std::alloc::Layout::from_size_align(bytes.max(1), ALIGNMENT).ok()
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if let Some(layout) = Self::layout(self.bytes) {
-            // SAFETY: it was allocated with the same layout, and nothing refers to it any more.
-            unsafe { std::alloc::dealloc(self.start, layout) };
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,36 +163,5 @@ mod tests {
         }
         assert_eq!(Arena::new(0, ALIGNMENT).unwrap().slots(), 0);
         assert_eq!(Arena::new(2, 0).unwrap().slot_bytes(), 0);
-    }
-
-    /// Huge pages must not make more memory resident than was asked for.
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn no_more_is_resident_than_was_asked_for() {
-        let bytes = (8 << 20) + ALIGNMENT;
-        let arena = Arena::new(3, bytes).unwrap();
-        (0..3).for_each(|slot| arena.touch(slot));
-        let start = arena.memory.mapping.0.addr();
-        let Ok(maps) = std::fs::read_to_string("/proc/self/smaps") else { return };
-        let (mut inside, mut resident) = (false, 0);
-        for line in maps.lines() {
-            if let Some((from, rest)) = line.split_once('-')
-                && let Ok(from) = usize::from_str_radix(from, 16)
-            {
-                let to = rest.split_whitespace().next().and_then(|to| usize::from_str_radix(to, 16).ok());
-                // The mapping is in several pieces, some advised; a neighbour may have been merged to one of them.
-                inside = from < start + arena.memory.mapping.1 && to.is_some_and(|to| to > start);
-            } else if let (true, Some(size)) = (inside, line.strip_prefix("Rss:")) {
-                resident += size.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10;
-            }
-        }
-        // An emulator keeps the mappings its own way.
-        if resident > 0 {
-            assert!(
-                resident >= 3 * bytes && resident <= 3 * bytes + (1 << 20),
-                "{resident} of {}",
-                3 * bytes
-            );
-        }
     }
 }

@@ -8,12 +8,14 @@ mod arena;
 mod buffer;
 mod file;
 mod filesystem;
+mod slab;
 mod write;
 
 pub use arena::{Arena, SlotMut, SlotRef};
 pub use buffer::{AlignedBuf, OutOfMemory};
 pub use file::{Bypass, PlainFile, ReadError, ReadFile};
 pub use filesystem::{FileSystem, existing, filesystem};
+pub use slab::Slab;
 pub use write::DirectWriter;
 
 /// The alignment of cache-bypassing reads in bytes: of the offset, the length and the buffer.

@@ -11,9 +11,9 @@ use crate::cli::ByteSize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvType {
     /// Four bytes a number.
-    #[default]
     F32,
     /// Two bytes a number.
+    #[default]
     F16,
     /// A byte a number, and an f16 scale for each group of up to 128.
     Q8,

@@ -14,7 +14,7 @@ fn sizes(name: &str) -> ModelSizes {
 
 /// Two threads, so that figures do not depend on the machine that tests.
 fn options(ctx: usize) -> PlanOptions {
-    PlanOptions { ctx, threads: 2, ..PlanOptions::default() }
+    PlanOptions { ctx, threads: 2, kv: KvType::F32, ..PlanOptions::default() }
 }
 
 fn with_budget(budget: Budget) -> PlanOptions {

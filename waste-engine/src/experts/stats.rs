@@ -18,6 +18,15 @@ pub struct Rank {
     pub used: u64,
 }
 
+impl std::ops::AddAssign for Rank {
+    fn add_assign(&mut self, other: Rank) {
+        self.guessed += other.guessed;
+        self.right += other.right;
+        self.read += other.read;
+        self.used += other.used;
+    }
+}
+
 /// Counters of an expert store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadStats {

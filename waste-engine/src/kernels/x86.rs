@@ -12,6 +12,6 @@ pub(super) fn prefetch(bytes: &[u8], at: usize) {
     // SAFETY: a hint, which may name any address.
     #[allow(unused_unsafe, reason = "an unsafe function for older compilers")]
     unsafe {
-        _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at).cast());
+        _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().wrapping_add(at).cast());
     }
 }

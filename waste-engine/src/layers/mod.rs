@@ -1,6 +1,7 @@
 //! The layers of the model: weights, and one function a layer that takes a chunk of tokens through it.
 
 pub mod attn_res;
+pub mod embedding;
 pub mod ffn;
 pub mod kda;
 pub mod kv_cache;

@@ -11,6 +11,7 @@ use crate::error::EngineError;
 use crate::kernels::Kernels;
 use crate::layers::cut;
 use crate::matrix::Matrix;
+use crate::options::EngineOptions;
 use crate::weights::{Loader, Source};
 
 /// Queries that pass over the keys together; their scores are a thread's scratch.
@@ -71,7 +72,8 @@ impl Tower {
     /// # Errors
     /// A tensor is missing, of another shape, or cannot be read.
     pub fn load(source: &Source, model: &ModelConfig, config: &VisionConfig) -> Result<Self, EngineError> {
-        let loader = Loader::vision(source, model)?;
+        let options = EngineOptions::default();
+        let loader = Loader::vision(source, model, &options)?;
         let shape = config.shape.clone();
         let (rows, columns) = shape.positions;
         let name = |tail: &str| format!("vision_tower.{tail}.weight");

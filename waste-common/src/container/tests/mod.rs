@@ -58,7 +58,8 @@ fn read_all(container: &Container) -> Result<(usize, usize), ContainerError> {
         let sizes = container.trunk().sizes(entry)?;
         let whole = container.trunk().decode(entry)?;
         let mut row = vec![0.0; sizes.cols as usize];
-        container.trunk().decode_row(entry, sizes.rows - 1, &mut row)?;
+        let buffer = &mut RowBuffer::default();
+        container.trunk().decode_rows(entry, sizes.rows - 1, 1, &mut row, buffer)?;
         assert_eq!(row, whole[whole.len() - row.len()..]);
     }
     Ok((records, container.trunk().entries().len()))
