@@ -40,7 +40,8 @@ pub const HELP: &str = "\
 /help          this
 /quit          end, as does Ctrl-D
 //…            a message that begins with /
-Ctrl-C stops an answer. A line that begins with a space, or looks like it holds a password or a key, is not kept in the history.";
+Ctrl-C stops an answer. The history does not keep a line that begins with a space, or that looks as if it holds a
+password or a key.";
 
 /// What a line means.
 pub fn parse(line: &str) -> Line {
