@@ -196,8 +196,9 @@ fn saved_logits_are_those_of_the_reference() {
         let golden = Tensors::open(&data(golden));
         let (shape, expected) = golden.get("logits_f64");
         let wanted: Vec<u32> = golden.get("ids").1.iter().map(|&id| id as u32).collect();
+        let exact = ["--arith", "exact", "--kv", "f32"];
         let args = ["--ids", &list(&wanted), "--save-logits", arg(&file), "--json"];
-        let report = with("eval", model, &args).done().json("waste-run-eval/1");
+        let report = with("eval", model, &[&args[..], &exact].concat()).done().json("waste-run-eval/1");
         let saved = Tensors::open(&file);
         let (found_shape, found) = saved.get("logits");
         assert_eq!(found_shape, shape, "{model}");

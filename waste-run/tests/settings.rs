@@ -172,7 +172,8 @@ mod unix {
 #[test]
 fn kv_types_and_chunks_change_little() {
     let eval = |args: &[&str]| -> Vec<f64> {
-        let args = [&["The router picks a few experts for every token", "--json"], args].concat();
+        let text = "The router picks a few experts for every token";
+        let args = [&[text, "--json", "--arith", "exact"], args].concat();
         let report = with("eval", CONTAINER, &args).done().json("waste-run-eval/1");
         report["top"].as_array().unwrap().iter().map(|top| top["logit"].as_f64().unwrap()).collect()
     };
@@ -180,8 +181,8 @@ fn kv_types_and_chunks_change_little() {
     for (args, tolerance) in [
         (&["--kv", "f16"][..], 0.01),
         (&["--kv", "q8"], 0.2),
-        (&["--prefill-chunk", "1"], 1e-3),
-        (&["--prefill-chunk", "3"], 1e-3),
+        (&["--kv", "f32", "--prefill-chunk", "1"], 1e-3),
+        (&["--kv", "f32", "--prefill-chunk", "3"], 1e-3),
     ] {
         for (found, expected) in eval(args).iter().zip(&expected) {
             assert!((found - expected).abs() <= tolerance, "{args:?}: {found} {expected}");
