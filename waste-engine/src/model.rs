@@ -242,7 +242,7 @@ impl Engine {
     /// Takes tokens through the model and hands the wanted positions' logits, [vocab], to `sink`.
     ///
     /// The tokens are computed in chunks; the state is that of all tokens when this returns `Ok`, and unusable but
-    /// by [`Session::reset`] after an error.
+    /// by [`Session::reset`] after an error. (A single token that was interrupted leaves the state as it was.)
     pub fn forward(
         &self,
         session: &mut Session,

@@ -1,0 +1,59 @@
+//! How the next token is chosen, and which ones end a text.
+
+use std::path::Path;
+
+use waste_common::cli::Failure;
+use waste_common::config::{ModelConfig, read_eos};
+use waste_common::json::{self, MANIFEST_BYTES_MAX};
+use waste_engine::sampler::{Mask, SamplerOptions};
+use waste_engine::tokenizer::Tokenizer;
+
+use crate::args::SamplingArgs;
+
+/// The sampler's options.
+pub fn options(args: &SamplingArgs) -> SamplerOptions {
+    SamplerOptions {
+        temperature: args.temp,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        seed: args.seed,
+        presence_penalty: args.presence_penalty,
+        frequency_penalty: args.frequency_penalty,
+        ..SamplerOptions::default()
+    }
+}
+
+/// The tokens that have a place in a text.
+pub fn mask(args: &SamplingArgs, config: &ModelConfig, tokenizer: &Tokenizer) -> Option<Mask> {
+    let vocab = config.vocab;
+    let mut mask = Mask::without(vocab, &tokenizer.banned_in_text());
+    // Ids beyond the tokenizer have no text.
+    (tokenizer.vocab_size()..vocab as u32).for_each(|id| mask.ban(id));
+    (!args.no_mask).then_some(mask)
+}
+
+/// Every id that ends a text: what the configurations name, and [EOS]; the files disagree, so all of them stop.
+pub fn stop_ids(
+    config: &ModelConfig,
+    tokenizer: Option<&Tokenizer>,
+    dir: &Path,
+) -> Result<Vec<u32>, Failure> {
+    let mut ids = config.eos.clone();
+    let path = dir.join("generation_config.json");
+    if path.exists() {
+        let invalid = |what: &str| {
+            Failure::data("invalid_generation_config", format!("{}: expected {what}", path.display()))
+        };
+        let generation = json::read(&path, MANIFEST_BYTES_MAX)?;
+        let generation = generation.as_object().ok_or_else(|| invalid("a JSON object"))?;
+        let eos = read_eos(generation.get("eos_token_id"));
+        ids.extend(
+            eos.ok_or_else(|| invalid("`eos_token_id` to be a token id or a list of at most 64 of them"))?,
+        );
+    }
+    ids.extend(tokenizer.and_then(Tokenizer::eos));
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
