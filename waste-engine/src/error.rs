@@ -10,6 +10,7 @@ use waste_common::error::{Coded, Exit};
 use waste_common::io::{OutOfMemory, ReadError};
 use waste_common::json::JsonError;
 
+use crate::saved::SavedError;
 use crate::sampler::{SamplerError, StopError};
 use crate::tokenizer::TokenizerError;
 
@@ -34,6 +35,8 @@ pub enum EngineError {
     #[cfg(feature = "vision")]
     #[error(transparent)]
     Image(#[from] crate::vision::ImageError),
+    #[error(transparent)]
+    Saved(#[from] SavedError),
     #[error("cannot write the text: {0}")]
     Sink(String),
     #[error(transparent)]
@@ -102,6 +105,7 @@ impl Coded for EngineError {
             EngineError::Sampler(error) => error.exit(),
             EngineError::Stop(error) => error.exit(),
             EngineError::Json(error) => error.exit(),
+            EngineError::Saved(error) => error.exit(),
             #[cfg(feature = "vision")]
             EngineError::Image(error) => error.exit(),
             EngineError::Read(error) => error.exit(),
@@ -130,6 +134,7 @@ impl Coded for EngineError {
             EngineError::Sampler(error) => error.code(),
             EngineError::Stop(error) => error.code(),
             EngineError::Json(error) => error.code(),
+            EngineError::Saved(error) => error.code(),
             #[cfg(feature = "vision")]
             EngineError::Image(error) => error.code(),
             EngineError::Sink(_) => "output_failed",
@@ -154,6 +159,7 @@ impl Coded for EngineError {
     fn fields(&self) -> Map<String, Value> {
         match self {
             EngineError::Container(error) => error.fields(),
+            EngineError::Saved(error) => error.fields(),
             EngineError::Expert { layer, expert, source } => {
                 let mut fields = source.fields();
                 fields.insert("layer".to_owned(), (*layer).into());

@@ -8,13 +8,14 @@ use waste_common::config::{ModelConfig, read_eos};
 use waste_common::json::{self, MANIFEST_BYTES_MAX};
 use waste_common::machine::{Paging, peak_rss_bytes};
 use waste_engine::experts::Rank;
-use waste_engine::sampler::{Mask, SamplerOptions};
+use waste_engine::sampler::Mask;
 use waste_engine::tokenizer::{Tokenizer, TokenizerError};
-use waste_engine::{EngineError, Finish, Request};
+use waste_engine::{EngineError, Finish, Listener, Request, Session, SoFar};
 
 use crate::args::{RunArgs, TextArgs};
 use crate::input;
 use crate::open::{self, size};
+use crate::session::{self, Going, Keeper};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -22,6 +23,8 @@ struct Report<'a> {
     ids: &'a [u32],
     prompt_tokens: usize,
     tokens: usize,
+    /// Those that an interrupted run had written; their text is written again.
+    resumed_tokens: usize,
     finish_reason: &'static str,
     seconds: Seconds,
     tokens_per_second: f64,
@@ -53,6 +56,32 @@ struct Seconds {
     decode: f64,
 }
 
+/// Streams the text, and keeps the session.
+struct Teller<'a> {
+    output: &'a Output,
+    keeper: Option<Keeper<'a>>,
+    /// What standard output said, which an engine error would hide.
+    failed: Option<Failure>,
+}
+
+impl Listener for Teller<'_> {
+    fn text(&mut self, text: &str) -> Result<(), EngineError> {
+        if self.output.json() {
+            return Ok(());
+        }
+        let mut stdout = self.output.text();
+        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|failure| {
+            let error = EngineError::Sink(failure.message.clone());
+            self.failed = Some(failure);
+            error
+        })
+    }
+
+    fn pause(&mut self, session: &Session, so_far: &SoFar<'_>) -> Result<(), EngineError> {
+        self.keeper.as_mut().map_or(Ok(()), |keeper| keeper.pause(session, so_far))
+    }
+}
+
 /// Runs the model on a prompt and streams what it writes.
 pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
     let model = args.model.as_deref().ok_or_else(|| Failure::usage("a MODEL is needed; see --help"))?;
@@ -62,30 +91,26 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
         Err(TokenizerError::Missing { .. }) if args.ids.is_some() => None,
         outcome => Some(outcome?),
     };
+    let saved = session::open(&args, found.fingerprint())?;
+    let text = TextArgs { text: args.prompt.clone(), file: args.file.clone() };
     let prompt = match (&args.ids, &tokenizer) {
         (Some(ids), _) => ids.0.clone(),
+        // A session goes on without a prompt too.
+        _ if saved.is_some() && text.text.is_none() && text.file.is_none() => Vec::new(),
         (None, None) => return Err(Failure::internal("no tokenizer")),
         (None, Some(tokenizer)) => {
-            let text = TextArgs { text: args.prompt.clone(), file: args.file.clone() };
             let text = input::text(&text, model.chained().is_some())?;
-            input::encode(tokenizer, &text, !args.no_bos)?
+            input::encode(tokenizer, &text, !args.no_bos && saved.is_none())?
         }
     };
+    let mut going = Going::new(&args, saved, prompt)?;
     let mut request = Request {
-        max_tokens: args.tokens,
-        sampler: SamplerOptions {
-            temperature: args.temp,
-            top_k: args.top_k,
-            top_p: args.top_p,
-            min_p: args.min_p,
-            seed: args.seed,
-            presence_penalty: args.presence_penalty,
-            frequency_penalty: args.frequency_penalty,
-            ..SamplerOptions::default()
-        },
+        max_tokens: going.max_tokens,
+        sampler: session::sampler(&args),
         stop: args.stop.clone(),
         stop_ids: stop_ids(found.config(), tokenizer.as_ref(), model.path())?,
-        prompt,
+        prompt: going.pending.clone(),
+        begun: going.begun.clone(),
         ..Request::default()
     };
     request.check()?;
@@ -110,22 +135,14 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
         }
     }
 
-    let opened = found.plan(&request.prompt, output)?.load(output)?;
+    let opened = found.plan(&going.tokens, output)?.load(output)?;
     let engine = &opened.engine;
-    let mut session = engine.session()?;
-    let mut failed = None;
-    let outcome = waste_engine::generate(engine, &mut session, tokenizer.as_ref(), &request, &mut |text| {
-        if output.json() {
-            return Ok(());
-        }
-        let mut stdout = output.text();
-        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|failure| {
-            let error = EngineError::Sink(failure.message.clone());
-            failed = Some(failure);
-            error
-        })
-    });
-    if let Some(failure) = failed {
+    let mut session = going.start(engine, args.session.is_some())?;
+    let begun = going.begun_tokens();
+    let keeper = args.session.as_deref().map(|path| Keeper::new(path, args.autosave, engine, going, output));
+    let mut teller = Teller { output, keeper, failed: None };
+    let outcome = waste_engine::generate(engine, &mut session, tokenizer.as_ref(), &request, &mut teller);
+    if let Some(failure) = teller.failed {
         return Err(failure);
     }
     let generation = outcome?;
@@ -133,12 +150,13 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
     let reads = engine.read_stats();
     let rate = |tokens: usize, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
     // The first token comes out of the prompt's pass.
-    let decoded = generation.tokens.len().saturating_sub(1);
+    let decoded = generation.tokens.len().saturating_sub(1 + begun);
     let report = Report {
         text: &generation.text,
         ids: &generation.tokens,
         prompt_tokens: request.prompt.len(),
         tokens: generation.tokens.len(),
+        resumed_tokens: begun,
         finish_reason: generation.finish.reason(),
         seconds: Seconds {
             load: opened.load_seconds,
