@@ -1,6 +1,7 @@
 //! The WASTE model engine: opens a container (or, for reference, a checkpoint), streams experts past a bounded
 //! cache, and computes Kimi-Linear and Kimi K3.
 
+pub mod chat;
 pub mod compute;
 pub mod error;
 pub mod experts;

@@ -1,0 +1,1 @@
+//! Conversations and answers that nobody expects.

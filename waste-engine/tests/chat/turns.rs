@@ -1,0 +1,1 @@
+//! The formats without vectors: Kimi turn markers and chat.json.
