@@ -3,6 +3,7 @@
 
 pub mod chat;
 pub mod compute;
+pub mod defaults;
 pub mod error;
 pub mod experts;
 pub mod generate;
