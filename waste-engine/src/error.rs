@@ -10,6 +10,7 @@ use waste_common::error::{Coded, Exit};
 use waste_common::io::{OutOfMemory, ReadError};
 use waste_common::json::JsonError;
 
+use crate::chat::ChatError;
 use crate::saved::SavedError;
 use crate::sampler::{SamplerError, StopError};
 use crate::tokenizer::TokenizerError;
@@ -30,6 +31,8 @@ pub enum EngineError {
     Sampler(#[from] SamplerError),
     #[error(transparent)]
     Stop(#[from] StopError),
+    #[error(transparent)]
+    Chat(#[from] ChatError),
     #[error(transparent)]
     Json(#[from] JsonError),
     #[cfg(feature = "vision")]
@@ -104,6 +107,7 @@ impl Coded for EngineError {
             EngineError::Tokenizer(error) => error.exit(),
             EngineError::Sampler(error) => error.exit(),
             EngineError::Stop(error) => error.exit(),
+            EngineError::Chat(error) => error.exit(),
             EngineError::Json(error) => error.exit(),
             EngineError::Saved(error) => error.exit(),
             #[cfg(feature = "vision")]
@@ -133,6 +137,7 @@ impl Coded for EngineError {
             EngineError::Tokenizer(error) => error.code(),
             EngineError::Sampler(error) => error.code(),
             EngineError::Stop(error) => error.code(),
+            EngineError::Chat(error) => error.code(),
             EngineError::Json(error) => error.code(),
             EngineError::Saved(error) => error.code(),
             #[cfg(feature = "vision")]

@@ -10,6 +10,7 @@ use waste_common::cli::CommonArgs;
 use waste_common::machine::CpuList;
 use waste_common::plan::{Budget, KvType, PlanOptions, RamShare};
 use waste_engine::Arith;
+use waste_engine::chat::{Choice, Effort};
 
 /// Run a model that is larger than RAM: the trunk stays in memory, experts are read as tokens need them.
 ///
@@ -31,6 +32,8 @@ pub struct Args {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Talk with the model, on a terminal or one message a line from standard input
+    Chat(ChatArgs),
     /// Print the distribution of the next token
     Eval(EvalArgs),
     /// Measure how well the model predicts a text
@@ -116,7 +119,7 @@ pub struct RunArgs {
     /// Go on from these token ids, exactly as given, instead of a text; without a tokenizer ids are written too
     #[arg(long, value_name = "1,2,3", allow_negative_numbers = true, conflicts_with_all = ["prompt", "file"], value_parser = id_list)]
     pub ids: Option<IdList>,
-    /// Continue the text as it stands, without a chat format (the only mode so far)
+    /// Continue the text as it stands, without a chat format, as is done without `chat` anyway
     #[arg(long)]
     pub raw: bool,
     /// Do not put [BOS] before the text
@@ -125,6 +128,23 @@ pub struct RunArgs {
     /// Most tokens to write [default: 128, or with --session what an interrupted answer lacks]
     #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = number::<usize>, allow_negative_numbers = true, help_heading = "Sampling")]
     pub tokens: Option<usize>,
+    /// Go on from the state in this file, if there is one, and leave the new state there: at the end, and on Ctrl-C
+    #[arg(long, value_name = "FILE", help_heading = "Sessions")]
+    pub session: Option<PathBuf>,
+    /// Also save it while writing, every so many minutes (0.5 is half a minute; 0 after each token)
+    #[arg(long, value_name = "MINUTES", requires = "session", value_parser = minutes, allow_negative_numbers = true, help_heading = "Sessions")]
+    pub autosave: Option<Duration>,
+    /// Sampling
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// Opening the model
+    #[command(flatten)]
+    pub open: ModelArgs,
+}
+
+/// How tokens are chosen.
+#[derive(Clone, Debug, clap::Args)]
+pub struct SamplingArgs {
     /// Temperature; 0 always takes the most likely token
     #[arg(
         long,
@@ -182,12 +202,40 @@ pub struct RunArgs {
     /// Allow tokens that have no place in a text, such as [PAD] and reserved ids
     #[arg(long, help_heading = "Sampling")]
     pub no_mask: bool,
-    /// Go on from the state in this file, if there is one, and leave the new state there: at the end, and on Ctrl-C
-    #[arg(long, value_name = "FILE", help_heading = "Sessions")]
-    pub session: Option<PathBuf>,
-    /// Also save it while writing, every so many minutes (0.5 is half a minute; 0 after each token)
-    #[arg(long, value_name = "MINUTES", requires = "session", value_parser = minutes, allow_negative_numbers = true, help_heading = "Sessions")]
-    pub autosave: Option<Duration>,
+}
+
+/// A conversation.
+#[derive(Debug, clap::Args)]
+pub struct ChatArgs {
+    /// A container or a checkpoint directory
+    pub model: PathBuf,
+    /// What the model is told before the first message
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// How much the model is to think: none, low, high or max [default: low]
+    #[arg(long, value_name = "LEVEL", value_parser = effort)]
+    pub effort: Option<EffortArg>,
+    /// Answer without thinking; as --effort none
+    #[arg(long, conflicts_with = "effort")]
+    pub no_thinking: bool,
+    /// Most tokens of thinking; then the answer must begin
+    #[arg(long, value_name = "N", value_parser = number::<usize>, allow_negative_numbers = true)]
+    pub max_think: Option<usize>,
+    /// No chat format: the model continues the messages as they stand
+    #[arg(long, conflicts_with_all = ["effort", "no_thinking", "max_think", "chat_format"])]
+    pub raw: bool,
+    /// Where the chat format comes from: auto (the tokenizer's markers, then chat.json) or file (chat.json)
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    pub chat_format: Choice,
+    /// Keep no history of what is typed
+    #[arg(long)]
+    pub no_history: bool,
+    /// Most tokens of an answer, its thinking included [default: as the context allows]
+    #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = number::<usize>, allow_negative_numbers = true, help_heading = "Sampling")]
+    pub tokens: Option<usize>,
+    /// Sampling
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
     /// Opening the model
     #[command(flatten)]
     pub open: ModelArgs,
@@ -268,6 +316,20 @@ pub struct DetokenizeArgs {
 pub struct InfoArgs {
     /// A container, a checkpoint directory, or `-` for the JSON of the previous tool
     pub model: PathBuf,
+}
+
+/// How much to think; `None` for not at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EffortArg(pub Option<Effort>);
+
+fn effort(text: &str) -> Result<EffortArg, String> {
+    match text {
+        "none" => Ok(EffortArg(None)),
+        level => level
+            .parse()
+            .map(|effort| EffortArg(Some(effort)))
+            .map_err(|_| "expected none, low, high or max".to_owned()),
+    }
 }
 
 /// A list of token ids.

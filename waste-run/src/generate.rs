@@ -1,20 +1,16 @@
 //! Writing text.
 
-use std::path::Path;
-
 use serde::Serialize;
 use waste_common::cli::{Exit, Failure, Output, resolve_model};
-use waste_common::config::{ModelConfig, read_eos};
-use waste_common::json::{self, MANIFEST_BYTES_MAX};
 use waste_common::machine::{Paging, peak_rss_bytes};
 use waste_engine::experts::Rank;
-use waste_engine::sampler::Mask;
 use waste_engine::tokenizer::{Tokenizer, TokenizerError};
 use waste_engine::{EngineError, Finish, Listener, Request, Session, SoFar};
 
 use crate::args::{RunArgs, TextArgs};
 use crate::input;
 use crate::open::{self, size};
+use crate::sampling;
 use crate::session::{self, Going, Keeper};
 
 #[derive(Serialize)]
@@ -106,16 +102,16 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
     let mut going = Going::new(&args, saved, prompt)?;
     let mut request = Request {
         max_tokens: going.max_tokens,
-        sampler: session::sampler(&args),
-        stop: args.stop.clone(),
-        stop_ids: stop_ids(found.config(), tokenizer.as_ref(), model.path())?,
+        sampler: sampling::options(&args.sampling),
+        stop: args.sampling.stop.clone(),
+        stop_ids: sampling::stop_ids(found.config(), tokenizer.as_ref(), model.path())?,
         prompt: going.pending.clone(),
         begun: going.begun.clone(),
         ..Request::default()
     };
     request.check()?;
     match &tokenizer {
-        None if !args.stop.is_empty() => {
+        None if !args.sampling.stop.is_empty() => {
             return Err(Failure::usage(format!(
                 "--stop needs a text, and there is no tokenizer in {}",
                 model.path().display()
@@ -125,14 +121,7 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
             "no tokenizer in {}: token ids are written instead of text",
             model.path().display()
         )),
-        Some(_) if args.no_mask => (),
-        Some(tokenizer) => {
-            let vocab = found.config().vocab;
-            let mut mask = Mask::without(vocab, &tokenizer.banned_in_text());
-            // Ids beyond the tokenizer have no text.
-            (tokenizer.vocab_size()..vocab as u32).for_each(|id| mask.ban(id));
-            request.mask = Some(mask);
-        }
+        Some(tokenizer) => request.mask = sampling::mask(&args.sampling, found.config(), tokenizer),
     }
 
     let opened = found.plan(&going.tokens, output)?.load(output)?;
@@ -195,27 +184,6 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
     }
     say(&report, generation.finish, output);
     Ok(if generation.finish == Finish::Cancelled { Exit::Interrupted } else { Exit::Done })
-}
-
-/// Every id that ends a text: what the configurations name, and [EOS]; the files disagree, so all of them stop.
-fn stop_ids(config: &ModelConfig, tokenizer: Option<&Tokenizer>, dir: &Path) -> Result<Vec<u32>, Failure> {
-    let mut ids = config.eos.clone();
-    let path = dir.join("generation_config.json");
-    if path.exists() {
-        let invalid = |what: &str| {
-            Failure::data("invalid_generation_config", format!("{}: expected {what}", path.display()))
-        };
-        let generation = json::read(&path, MANIFEST_BYTES_MAX)?;
-        let generation = generation.as_object().ok_or_else(|| invalid("a JSON object"))?;
-        let eos = read_eos(generation.get("eos_token_id"));
-        ids.extend(
-            eos.ok_or_else(|| invalid("`eos_token_id` to be a token id or a list of at most 64 of them"))?,
-        );
-    }
-    ids.extend(tokenizer.and_then(Tokenizer::eos));
-    ids.sort_unstable();
-    ids.dedup();
-    Ok(ids)
 }
 
 fn say(report: &Report, finish: Finish, output: &Output) {

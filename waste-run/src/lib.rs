@@ -3,6 +3,7 @@
 
 mod against;
 pub mod args;
+mod chat;
 mod eval;
 mod generate;
 mod info;
@@ -10,6 +11,7 @@ mod input;
 mod learn;
 mod open;
 mod perplexity;
+mod sampling;
 mod session;
 mod tokens;
 
@@ -24,6 +26,8 @@ pub const TOOL: Tool = Tool {
     version: env!("CARGO_PKG_VERSION"),
     schema: "waste-run/1",
     examples: "  Continue a text:         waste-run k3.waste \"Once upon a time\" -n 200\n  \
+               Talk with the model:     waste-run chat k3.waste --system \"Be brief.\" --max-think 400\n  \
+               Many questions:          waste-run chat k3.waste --no-thinking --json < questions.txt\n  \
                From a pipeline:         waste-plan k3.waste --json | waste-run - \"hello\"\n  \
                Sample, reproducibly:    waste-run k3.waste --file prompt.txt --temp 0.8 --top-p 0.95 --seed 7\n  \
                The next token:          waste-run eval k3.waste \"The capital of France is\" --top 5\n  \
@@ -60,6 +64,10 @@ fn details() -> Vec<(&'static str, String)> {
 pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
     match args.command {
         None => generate::run(args.run, output),
+        Some(Command::Chat(args)) => {
+            output.set_schema("waste-run-chat/1");
+            chat::run(args, output)
+        }
         Some(Command::Eval(args)) => {
             output.set_schema("waste-run-eval/1");
             eval::run(args, output)

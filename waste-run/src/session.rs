@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use waste_common::cli::{Failure, Output};
-use waste_engine::sampler::SamplerOptions;
 use waste_engine::saved::{self, ImageSpan, Text};
 use waste_engine::{Begun, Engine, EngineError, Finish, Saved, Session, SoFar};
 
@@ -59,7 +58,7 @@ impl Going {
             return Ok(Going { saved: None, tokens: prompt, pending, begun: None, max_tokens: limit, images, answer });
         };
         let text = saved.text();
-        if let Some(seed) = args.seed.filter(|seed| *seed != text.sampler.seed) {
+        if let Some(seed) = args.sampling.seed.filter(|seed| *seed != text.sampler.seed) {
             return Err(Failure::usage(format!(
                 "the session goes on with its own random numbers, of seed {}; --seed {seed} would change them: leave it \
                  out, or use another file",
@@ -159,19 +158,5 @@ impl<'a> Keeper<'a> {
             },
             ended: matches!(so_far.finish, Some(Finish::Stop | Finish::StopString)),
         }
-    }
-}
-
-/// Sampling options of a run.
-pub fn sampler(args: &RunArgs) -> SamplerOptions {
-    SamplerOptions {
-        temperature: args.temp,
-        top_k: args.top_k,
-        top_p: args.top_p,
-        min_p: args.min_p,
-        seed: args.seed,
-        presence_penalty: args.presence_penalty,
-        frequency_penalty: args.frequency_penalty,
-        ..SamplerOptions::default()
     }
 }

@@ -18,7 +18,7 @@ pub use app::{Captured, Tool, after_help, main, run_captured};
 pub use args::CommonArgs;
 pub use chain::{Chained, Kind, Model, resolve_model};
 pub use failure::{Details, Failure};
-pub use output::{Output, Text};
+pub use output::{Output, Text, printable};
 pub use progress::{Progress, Unit};
 pub use signals::Interrupt;
 pub use size::{ByteSize, ByteSizeError};

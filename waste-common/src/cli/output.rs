@@ -179,7 +179,7 @@ impl Output {
     }
 
     /// Text in a colour (an SGR code), where stderr takes colours.
-    fn paint(&self, colour: &str, text: &str) -> String {
+    pub fn paint(&self, colour: &str, text: &str) -> String {
         if self.inner.colour { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
@@ -236,7 +236,7 @@ fn envelope(schema: &str, body: &impl Serialize) -> Result<String, Failure> {
 }
 
 /// Text from outside without the control characters that would steer a terminal.
-fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
 }
 

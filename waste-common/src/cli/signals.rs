@@ -9,6 +9,8 @@ use std::sync::{Arc, OnceLock};
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
     flag: Arc<AtomicBool>,
+    /// SIGTERM came, which nobody answers with another question.
+    terminated: Arc<AtomicBool>,
 }
 
 impl Interrupt {
@@ -35,6 +37,8 @@ impl Interrupt {
                 Failure::internal(format!("cannot install a handler for signal {signal}: {error}"))
             })?;
         }
+        signal_hook::flag::register(SIGTERM, interrupt.terminated.clone())
+            .map_err(|error| Failure::internal(format!("cannot install a handler for SIGTERM: {error}")))?;
         Ok(INSTALLED.get_or_init(|| interrupt).clone())
     }
 
@@ -58,6 +62,16 @@ impl Interrupt {
         self.flag.load(Ordering::Relaxed)
     }
 
+    /// Forgets a Ctrl-C that has stopped something smaller than the tool; the next one is a first one again. False if
+    /// it was a SIGTERM, which means the whole tool.
+    pub fn forgive(&self) -> bool {
+        let forgiven = !self.terminated.load(Ordering::SeqCst);
+        if forgiven {
+            self.flag.store(false, Ordering::SeqCst);
+        }
+        forgiven
+    }
+
     /// For the safe points of a loop.
     ///
     /// # Errors
@@ -78,6 +92,7 @@ mod tests {
         assert_eq!(other.check(), Ok(()));
         interrupt.request();
         assert_eq!(other.check().unwrap_err().exit, Exit::Interrupted);
+        assert!(other.forgive() && interrupt.check().is_ok());
     }
 
     /// Runs this test binary again as a child, which sends itself one signal (or two).
@@ -100,6 +115,8 @@ mod tests {
             assert!(!interrupt.requested());
             send(rustix::process::Signal::TERM);
             assert!(wait(&|| interrupt.requested()));
+            // Of a SIGTERM.
+            assert!(!interrupt.forgive() && interrupt.requested());
             if count == "2" {
                 send(rustix::process::Signal::INT);
                 wait(&|| false);

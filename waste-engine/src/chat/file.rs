@@ -51,62 +51,66 @@ impl ChatFile {
         suffix.into_iter().find(|id| tokenizer.is_special(*id))
     }
 
-    /// The prompt of a conversation.
-    ///
-    /// # Errors
-    /// Anything but text of the roles the file names.
-    pub fn render(&self, prompt: &Prompt) -> Result<Segments, ChatError> {
-        for (given, field) in [
-            (prompt.thinking, "thinking"),
-            (prompt.effort.is_some(), "reasoning_effort"),
-            (!prompt.tools.is_empty(), "tools"),
-        ] {
-            if given {
-                return Err(ChatError::Unsupported { field });
-            }
-        }
-        let mut out = Segments::default();
-        for (index, message) in prompt.messages.iter().enumerate() {
-            let (prefix, suffix) = match message {
-                Message::System { tools, .. } if !tools.is_empty() => {
-                    return Err(ChatError::Unsupported { field: "messages.tools" });
-                }
-                Message::System { .. } => self.system.as_ref().ok_or_else(|| {
-                    ChatError::message(index, ".role", "this model's chat format has no system messages")
-                })?,
-                Message::User { .. } => &self.user,
-                Message::Assistant { calls, .. } if !calls.is_empty() => {
-                    return Err(ChatError::Unsupported { field: "messages.tool_calls" });
-                }
-                Message::Assistant { .. } => &self.assistant,
-                Message::Tool { .. } => {
-                    return Err(ChatError::Unsupported { field: "messages.tool_call_id" });
-                }
-            };
-            out.markup(prefix);
-            for part in message.content() {
-                match part {
-                    Part::Text(text) => out.content(text),
-                    Part::Image(_) => {
-                        return Err(ChatError::Unsupported { field: "messages.content.image_url" });
-                    }
-                }
-            }
-            out.markup(suffix);
-        }
-        out.end_conversation();
-        if prompt.answer {
-            out.markup(&self.open);
-        }
-        Ok(out)
-    }
-
     /// What follows the end of an answer, up to the next message.
     pub(super) fn closing(&self) -> Segments {
         let mut out = Segments::default();
         out.markup(&self.assistant.1);
         out
     }
+}
+
+/// The prompt of a conversation; without a format, the bare texts.
+///
+/// # Errors
+/// Anything but text of the roles the file names.
+pub fn render(file: Option<&ChatFile>, prompt: &Prompt) -> Result<Segments, ChatError> {
+    for (given, field) in [
+        (prompt.thinking, "thinking"),
+        (prompt.effort.is_some(), "reasoning_effort"),
+        (!prompt.tools.is_empty(), "tools"),
+    ] {
+        if given {
+            return Err(ChatError::Unsupported { field });
+        }
+    }
+    let mut out = Segments::default();
+    for (index, message) in prompt.messages.iter().enumerate() {
+        let around = match message {
+            Message::System { tools, .. } if !tools.is_empty() => {
+                return Err(ChatError::Unsupported { field: "messages.tools" });
+            }
+            Message::Assistant { calls, .. } if !calls.is_empty() => {
+                return Err(ChatError::Unsupported { field: "messages.tool_calls" });
+            }
+            Message::Assistant { reasoning, .. } if !reasoning.trim().is_empty() => {
+                return Err(ChatError::Unsupported { field: "messages.reasoning_content" });
+            }
+            Message::Tool { .. } => return Err(ChatError::Unsupported { field: "messages.tool_call_id" }),
+            Message::System { .. } => file.map(|file| {
+                file.system.as_ref().ok_or_else(|| {
+                    ChatError::message(index, ".role", "this model's chat format has no system messages")
+                })
+            }),
+            Message::User { .. } => file.map(|file| Ok(&file.user)),
+            Message::Assistant { .. } => file.map(|file| Ok(&file.assistant)),
+        };
+        let around = around.transpose()?;
+        out.markup(around.map_or("", |(prefix, _)| prefix));
+        for part in message.content() {
+            match part {
+                Part::Text(text) => out.content(text),
+                Part::Image(_) => {
+                    return Err(ChatError::Unsupported { field: "messages.content.image_url" });
+                }
+            }
+        }
+        out.markup(around.map_or("", |(_, suffix)| suffix));
+    }
+    out.end_conversation();
+    if prompt.answer {
+        out.markup(file.map_or("", |file| &file.open));
+    }
+    Ok(out)
 }
 
 /// The first `<|…|>` that is not a special token.

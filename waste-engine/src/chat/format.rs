@@ -7,7 +7,7 @@ use super::error::ChatError;
 use super::file::{CHAT_FILE, ChatFile};
 use super::reply::{Place, Reply, Structure};
 use super::segment::Segments;
-use super::{turns, xtml};
+use super::{file, turns, xtml};
 use crate::sampler::StopMatcher;
 use crate::tokenizer::Tokenizer;
 
@@ -23,6 +23,7 @@ enum Syntax {
     Xtml(xtml::Ids),
     Turns(turns::Ids),
     File(ChatFile),
+    Raw,
 }
 
 /// How a chat format is chosen.
@@ -77,12 +78,18 @@ impl ChatFormat {
         Ok(ChatFormat { syntax, stop_ids })
     }
 
-    /// `xtml`, `turns` or `file`.
+    /// No format: messages are continued as they stand.
+    pub fn raw(tokenizer: &Tokenizer) -> ChatFormat {
+        ChatFormat { syntax: Syntax::Raw, stop_ids: tokenizer.eos().into_iter().collect() }
+    }
+
+    /// `xtml`, `turns`, `file` or `raw`.
     pub fn name(&self) -> &'static str {
         match self.syntax {
             Syntax::Xtml(_) => "xtml",
             Syntax::Turns(_) => "turns",
             Syntax::File(_) => "file",
+            Syntax::Raw => "raw",
         }
     }
 
@@ -93,7 +100,7 @@ impl ChatFormat {
 
     /// Whether tools can be declared and called.
     pub fn calls_tools(&self) -> bool {
-        !matches!(self.syntax, Syntax::File(_))
+        matches!(self.syntax, Syntax::Xtml(_) | Syntax::Turns(_))
     }
 
     /// The ids that end an answer in this format, ascending; a model's configurations may name more.
@@ -109,7 +116,8 @@ impl ChatFormat {
         match &self.syntax {
             Syntax::Xtml(_) => xtml::render(prompt),
             Syntax::Turns(_) => turns::render(prompt),
-            Syntax::File(file) => file.render(prompt),
+            Syntax::File(file) => file::render(Some(file), prompt),
+            Syntax::Raw => file::render(None, prompt),
         }
     }
 
@@ -121,7 +129,7 @@ impl ChatFormat {
                 Structure::Xtml(xtml::reply::Elements::new(*ids, place))
             }
             Syntax::Turns(ids) => Structure::Turns(turns::reply::Sections::new(*ids)),
-            Syntax::File(_) => Structure::Plain,
+            Syntax::File(_) | Syntax::Raw => Structure::Plain,
         };
         Reply::new(structure, [&self.stop_ids, stop_ids].concat(), stop)
     }

@@ -1,0 +1,272 @@
+//! A conversation and the state the model has of it: each turn adds its own tokens, and nothing is read twice.
+
+use std::time::Instant;
+
+use waste_common::cli::Failure;
+use waste_engine::chat::{Answer, ChatFormat, Delta, Effort, Limits, Message, Prompt, Turn};
+use waste_engine::sampler::{Mask, Sampler, SamplerOptions, StopMatcher};
+use waste_engine::tokenizer::Tokenizer;
+use waste_engine::{Engine, EngineError, Finish, Session, Wanted};
+
+/// Who answers.
+#[derive(Clone, Copy)]
+pub struct Speaker<'a> {
+    /// The model.
+    pub engine: &'a Engine,
+    /// Its tokens.
+    pub tokenizer: &'a Tokenizer,
+    /// How it is spoken to.
+    pub format: &'a ChatFormat,
+}
+
+/// How it answers.
+pub struct Settings {
+    /// How tokens are chosen.
+    pub sampler: SamplerOptions,
+    /// Those that may be.
+    pub mask: Option<Mask>,
+    /// Strings that end an answer.
+    pub stop: Vec<String>,
+    /// Ids that end an answer, beside those of the format.
+    pub stop_ids: Vec<u32>,
+    /// Most tokens of an answer.
+    pub tokens: Option<usize>,
+    /// Most tokens of thinking.
+    pub think: Option<usize>,
+    /// How much it thinks; `None` for not at all.
+    pub effort: Option<Effort>,
+    /// What a conversation begins with.
+    pub bos: Option<u32>,
+}
+
+impl Settings {
+    /// Refuses options that cannot be used, before a model is loaded.
+    pub fn check(&self) -> Result<(), EngineError> {
+        Sampler::new(self.sampler.clone())?;
+        StopMatcher::new(&self.stop)?;
+        Ok(())
+    }
+}
+
+/// What became of a message.
+pub enum Asked {
+    /// It was answered.
+    Answered(Answered),
+    /// It does not fit.
+    TooLong {
+        /// Tokens of the message and what is around it.
+        wanted: usize,
+        /// Tokens of the conversation before.
+        used: usize,
+        /// The context.
+        ctx: usize,
+    },
+    /// It was stopped before the model had read it: the conversation is as it was.
+    Unread,
+}
+
+/// An answer.
+pub struct Answered {
+    /// What the model said.
+    pub answer: Answer,
+    /// Why it ended.
+    pub finish: Finish,
+    /// As APIs say it.
+    pub api_reason: &'static str,
+    /// Tokens that had to be read.
+    pub prompt_tokens: usize,
+    /// Tokens that were known from earlier turns.
+    pub reused_tokens: usize,
+    /// Tokens written.
+    pub tokens: usize,
+    /// Those of thinking.
+    pub reasoning_tokens: usize,
+    /// The seed in use.
+    pub seed: u64,
+    /// Seconds until the first token.
+    pub prefill_seconds: f64,
+    /// Seconds from then on.
+    pub decode_seconds: f64,
+}
+
+impl Answered {
+    /// Tokens a second; the first one comes out of the prompt's pass.
+    pub fn pace(&self) -> Option<f64> {
+        let steps = self.tokens.saturating_sub(1);
+        (steps > 0 && self.decode_seconds > 0.0).then(|| steps as f64 / self.decode_seconds)
+    }
+
+    /// Why it ended, in a word.
+    pub fn reason(&self) -> &'static str {
+        match self.finish {
+            Finish::Cancelled => self.finish.reason(),
+            _ => self.api_reason,
+        }
+    }
+}
+
+/// What one token added, and how long the answer takes.
+pub struct Step {
+    /// What it added.
+    pub deltas: Vec<Delta>,
+    /// Tokens so far.
+    pub tokens: usize,
+    /// Seconds since the first one.
+    pub seconds: f64,
+}
+
+/// A conversation.
+pub struct Conversation<'a> {
+    speaker: Speaker<'a>,
+    settings: Settings,
+    session: Session,
+    system: Option<String>,
+    /// The model is told of the system message with the next one.
+    untold: bool,
+    /// All that has been said, as the model must have read it before the next message. The state holds the first ones.
+    ids: Vec<u32>,
+}
+
+impl<'a> Conversation<'a> {
+    /// A conversation in which nothing was said.
+    ///
+    /// # Errors
+    /// There is no memory for its state.
+    pub fn new(
+        speaker: Speaker<'a>,
+        settings: Settings,
+        system: Option<String>,
+    ) -> Result<Conversation<'a>, EngineError> {
+        let session = speaker.engine.session()?;
+        Ok(Conversation { speaker, settings, session, untold: system.is_some(), system, ids: Vec::new() })
+    }
+
+    /// Tokens of the conversation.
+    pub fn used(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Most tokens it can have.
+    pub fn ctx(&self) -> usize {
+        self.speaker.engine.ctx()
+    }
+
+    /// What the model is told beside the messages.
+    pub fn system(&self) -> Option<&str> {
+        self.system.as_deref()
+    }
+
+    /// Tells it something, from the next message on.
+    pub fn set_system(&mut self, text: String) {
+        self.system = Some(text);
+        self.untold = true;
+    }
+
+    /// Begins anew, with the same system message.
+    pub fn reset(&mut self) {
+        self.session.reset();
+        self.ids.clear();
+        self.untold = self.system.is_some();
+    }
+
+    /// The prompt of the next turn: all of it at the beginning, then what is new.
+    fn prompt(&self, message: &str) -> Prompt {
+        let system = self.system.iter().filter(|_| self.untold).map(Message::system);
+        Prompt {
+            messages: system.chain([Message::user(message)]).collect(),
+            thinking: self.settings.effort.is_some(),
+            effort: self.settings.effort.filter(|_| self.ids.is_empty()),
+            ..Prompt::default()
+        }
+    }
+
+    /// Asks, and hands on what comes.
+    ///
+    /// # Errors
+    /// The model fails, or `on_step` does.
+    pub fn ask(
+        &mut self,
+        message: &str,
+        on_step: &mut dyn FnMut(Step) -> Result<(), Failure>,
+    ) -> Result<Asked, Failure> {
+        let Speaker { tokenizer, format, .. } = self.speaker;
+        let ctx = self.ctx();
+        let prompt = self.prompt(message);
+        let mut new = format.render(&prompt)?.encode(tokenizer).ids;
+        if self.ids.is_empty() {
+            new.splice(0..0, self.settings.bos);
+        }
+        let used = self.ids.len();
+        if used + new.len() >= ctx {
+            return Ok(Asked::TooLong { wanted: new.len(), used, ctx });
+        }
+        let room = ctx - used - new.len();
+        let limits = Limits {
+            tokens: self.settings.tokens.unwrap_or(room).min(room),
+            think: self.settings.think,
+            stop: self.settings.stop.clone(),
+            stop_ids: self.settings.stop_ids.clone(),
+        };
+        let full = limits.tokens == room;
+        let mut turn = Turn::new(format, tokenizer, &prompt, self.settings.sampler.clone(), limits)?;
+
+        self.ids.extend(new);
+        let reused_tokens = self.session.position();
+        let unread = self.ids[reused_tokens..].to_vec();
+        let start = Instant::now();
+        let Some(mut deltas) = self.step(&unread, &mut turn)? else {
+            // The state is that of no place in the conversation.
+            self.session.reset();
+            self.ids.truncate(used);
+            return Ok(Asked::Unread);
+        };
+        self.untold = false;
+        let prefill_seconds = start.elapsed().as_secs_f64();
+        let start = Instant::now();
+        while turn.finish().is_none() {
+            on_step(Step { deltas, tokens: turn.tokens().len(), seconds: start.elapsed().as_secs_f64() })?;
+            let last = turn.tokens().last().copied();
+            deltas = match self.step(last.as_slice(), &mut turn)? {
+                Some(deltas) => deltas,
+                None => turn.cut(Finish::Cancelled),
+            };
+        }
+        let decode_seconds = start.elapsed().as_secs_f64();
+        on_step(Step { deltas, tokens: turn.tokens().len(), seconds: decode_seconds })?;
+
+        self.ids.extend(turn.tokens());
+        self.ids.extend(format.closing(turn.reply()).encode(tokenizer).ids);
+        let finish = match turn.finish() {
+            Some(Finish::Length) if full => Finish::Context,
+            finish => finish.unwrap_or(Finish::Stop),
+        };
+        Ok(Asked::Answered(Answered {
+            answer: turn.reply().answer().clone(),
+            finish,
+            api_reason: turn.reply().finish_reason(),
+            prompt_tokens: unread.len(),
+            reused_tokens,
+            tokens: turn.tokens().len(),
+            reasoning_tokens: turn.reply().counts().reasoning,
+            seed: turn.seed(),
+            prefill_seconds,
+            decode_seconds,
+        }))
+    }
+
+    /// Takes tokens in and chooses the next one; `None` if it was stopped.
+    fn step(&mut self, tokens: &[u32], turn: &mut Turn) -> Result<Option<Vec<Delta>>, EngineError> {
+        let Speaker { engine, tokenizer, .. } = self.speaker;
+        let mask = self.settings.mask.as_ref();
+        let mut deltas = Vec::new();
+        let outcome = engine.forward(&mut self.session, tokens, Wanted::Last, &mut |_, logits| {
+            deltas = turn.next(logits, mask, tokenizer)?;
+            Ok(())
+        });
+        match outcome {
+            Err(EngineError::Interrupted) => Ok(None),
+            Err(error) => Err(error),
+            Ok(()) => Ok(Some(deltas)),
+        }
+    }
+}
