@@ -3,6 +3,7 @@
 use waste_engine::chat::{Delta, Reply, TokenCounts};
 use waste_engine::sampler::SamplerOptions;
 
+use crate::calls::Forcing;
 use crate::error::ApiError;
 use crate::model::Reads;
 
@@ -25,6 +26,8 @@ pub struct Job {
     pub one_call: bool,
     /// Whether calls are kept from being written.
     pub no_calls: bool,
+    /// What makes the answer call a tool.
+    pub forcing: Option<Forcing>,
     /// Whose kept states it may go on from: one number for each key.
     pub owner: u64,
 }

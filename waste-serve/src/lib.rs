@@ -9,6 +9,7 @@ pub mod access;
 mod answer;
 mod app;
 pub mod args;
+mod calls;
 pub mod error;
 mod fields;
 pub mod job;

@@ -3,6 +3,7 @@
 use waste_engine::chat::{ChatFormat, Effort, Json, Prompt, ResponseFormat, ToolChoice, read};
 use waste_engine::sampler::{STOP_STRINGS_MAX, SamplerOptions, StopMatcher};
 
+use crate::calls::Forcing;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::job::Job;
@@ -36,6 +37,8 @@ pub struct Asked {
 struct Chat {
     prompt: Prompt,
     strict: bool,
+    /// The tools of which one must be called.
+    must_call: Vec<String>,
 }
 
 /// Reads `/v1/chat/completions`.
@@ -56,7 +59,7 @@ pub fn chat(service: &Service, body: &Json, owner: u64) -> Result<Asked, ApiErro
         return Err(ApiError::unsupported("modalities", "only text can be answered"));
     }
     let format = service.format()?;
-    let Chat { prompt, strict } = conversation(service, format, fields)?;
+    let Chat { prompt, strict, must_call } = conversation(service, format, fields)?;
     let encoded = format.render(&prompt)?.encode(&service.tokenizer);
     let logprobs = match (fields.bool("logprobs")?, fields.whole("top_logprobs", 0, 20)?) {
         (Some(true), count) => Some(count.unwrap_or(0) as usize),
@@ -74,9 +77,15 @@ pub fn chat(service: &Service, body: &Json, owner: u64) -> Result<Asked, ApiErro
     let (thinking, effort) = (prompt.thinking, prompt.effort.filter(|_| prompt.thinking));
     let stop = stops(fields)?;
     let reply = format.reply(&prompt, &service.stop_ids, stop);
+    let max_tokens = service.room("messages", encoded.ids.len(), limit)?;
+    let forcing = match must_call.is_empty() {
+        true => None,
+        false => Forcing::new(format, &service.tokenizer, &must_call, max_tokens),
+    };
     let job = Job {
         conversation: encoded.conversation,
-        max_tokens: service.room("messages", encoded.ids.len(), limit)?,
+        max_tokens,
+        forcing,
         ids: encoded.ids,
         reply,
         sampler: sampler(service, fields)?,
@@ -131,6 +140,7 @@ pub fn completion(service: &Service, body: &Json, owner: u64) -> Result<Asked, A
         logprobs,
         one_call: false,
         no_calls: false,
+        forcing: None,
         owner,
     };
     let (stream, include_usage) = streaming(fields)?;
@@ -224,7 +234,7 @@ fn conversation(service: &Service, format: &ChatFormat, fields: Fields<'_>) -> R
         return Err(refused_image(image));
     }
     let (tools, strict) = tools(format, fields)?;
-    let tool_choice = tool_choice(&tools, fields)?;
+    let (tool_choice, must_call) = tool_choice(&tools, fields)?;
     let (thinking, effort) = thinking(service, format, fields)?;
     let prompt = Prompt {
         messages: messages.list,
@@ -235,7 +245,7 @@ fn conversation(service: &Service, format: &ChatFormat, fields: Fields<'_>) -> R
         effort,
         ..Prompt::default()
     };
-    Ok(Chat { prompt, strict })
+    Ok(Chat { prompt, strict, must_call })
 }
 
 /// Images: what can never be, and what cannot be here.
@@ -288,29 +298,41 @@ fn tool_name(tool: &Json) -> Option<&str> {
     sound.then_some(name)
 }
 
-fn tool_choice(tools: &[Json], fields: Fields<'_>) -> Result<ToolChoice, ApiError> {
-    let Some(choice) = fields.get("tool_choice") else { return Ok(ToolChoice::Auto) };
+/// What the prompt says about calling tools, and those of which one must be called.
+fn tool_choice(tools: &[Json], fields: Fields<'_>) -> Result<(ToolChoice, Vec<String>), ApiError> {
+    let Some(choice) = fields.get("tool_choice") else { return Ok((ToolChoice::Auto, Vec::new())) };
     let wrong = || ApiError::value("tool_choice", "tool_choice: expected auto, none, required or a function");
     let kind = choice.as_str().or_else(|| choice.get("type").and_then(Json::as_str)).ok_or_else(wrong)?;
-    let required = || match tools.is_empty() {
-        true => Err(ApiError::value("tool_choice", "tool_choice: there are no tools to call")),
-        false => Ok(ToolChoice::Required),
-    };
-    match kind {
-        "auto" => Ok(ToolChoice::Auto),
-        "none" if tools.is_empty() => Ok(ToolChoice::Auto),
-        "none" => Ok(ToolChoice::None),
-        "required" => required(),
-        "function" => {
-            let name = choice.get("function").and_then(|function| function.get("name")).and_then(Json::as_str);
-            let name = name.ok_or_else(wrong)?;
-            if !tools.iter().any(|tool| tool_name(tool) == Some(name)) {
-                return Err(ApiError::value("tool_choice", format!("tool_choice: no tool is called {name:?}")));
-            }
-            required()
+    let named = |choice: &Json| {
+        let name = choice.get("function").and_then(|function| function.get("name")).and_then(Json::as_str);
+        let name = name.ok_or_else(wrong)?;
+        match tools.iter().any(|tool| tool_name(tool) == Some(name)) {
+            true => Ok(name.to_owned()),
+            false => Err(ApiError::value("tool_choice", format!("tool_choice: no tool is called {name:?}"))),
         }
-        _ => Err(wrong()),
+    };
+    if tools.is_empty() && !matches!(kind, "auto" | "none") {
+        return Err(ApiError::value("tool_choice", "tool_choice: there are no tools to call"));
     }
+    Ok(match kind {
+        "none" if !tools.is_empty() => (ToolChoice::None, Vec::new()),
+        "auto" | "none" => (ToolChoice::Auto, Vec::new()),
+        "required" => {
+            (ToolChoice::Required, tools.iter().filter_map(tool_name).map(str::to_owned).collect())
+        }
+        "function" => (ToolChoice::Required, vec![named(choice)?]),
+        "allowed_tools" => {
+            let allowed = choice.get("allowed_tools").unwrap_or(choice);
+            let list = allowed.get("tools").and_then(Json::as_array).ok_or_else(wrong)?;
+            let names = list.iter().map(named).collect::<Result<Vec<_>, _>>()?;
+            match allowed.get("mode").and_then(Json::as_str) {
+                Some("required") if !names.is_empty() => (ToolChoice::Required, names),
+                Some("auto") => (ToolChoice::Auto, Vec::new()),
+                _ => return Err(wrong()),
+            }
+        }
+        _ => return Err(wrong()),
+    })
 }
 
 fn response_format(fields: Fields<'_>) -> Result<ResponseFormat, ApiError> {

@@ -10,6 +10,7 @@ use waste_engine::chat::{Place, Reply};
 use waste_engine::sampler::{Mask, Sampler};
 use waste_engine::tokenizer::Tokenizer;
 
+use crate::calls::{Forcing, Next, only};
 use crate::error::ApiError;
 use crate::job::{Event, Finished, Job, TokenLogprob};
 use crate::metrics::Metrics;
@@ -112,6 +113,7 @@ impl Worker {
         })?;
         let mut sampler = Sampler::new(job.sampler.clone())?;
         let mut reply = job.reply.clone();
+        let mut forcing = job.forcing.clone();
         let mut finished = Finished {
             prompt_tokens: of,
             seed: sampler.seed(),
@@ -136,7 +138,7 @@ impl Worker {
                     if self.queue.overdue() {
                         break true;
                     }
-                    let (piece, logprob) = self.next(model, job, &reply, &mut sampler)?;
+                    let (piece, logprob) = self.next(model, job, &reply, &mut sampler, forcing.as_mut())?;
                     if finished.completion_tokens == 0 {
                         finished.prefill_ms = millis(start);
                         self.metrics.first_token(queued.elapsed());
@@ -182,6 +184,15 @@ impl Worker {
         Ok(Outcome::Finished(Box::new(finished)))
     }
 
+    /// A mask without what ends a turn.
+    fn without_stop(&self, mask: &Mask, job: &Job) -> Mask {
+        let mut mask = mask.clone();
+        let vocab = mask.vocab() as u32;
+        let specials = self.tokenizer.specials().map(|(id, _)| id);
+        specials.filter(|id| *id < vocab && job.reply.is_stop_id(*id)).for_each(|id| mask.ban(id));
+        mask
+    }
+
     /// The next piece, and its log probability if that is wanted here.
     fn next(
         &self,
@@ -189,17 +200,42 @@ impl Worker {
         job: &Job,
         reply: &Reply,
         sampler: &mut Sampler,
+        mut forcing: Option<&mut Forcing>,
     ) -> Result<(Piece, Option<TokenLogprob>), EngineError> {
         let place = reply.place();
-        let mask = match &self.closed_mask {
+        let next = forcing.as_mut().and_then(|forcing| forcing.next(place));
+        let own;
+        let mask = match (&next, &self.closed_mask) {
+            (Some(Next::OneOf(ids)), _) => {
+                own = only(self.mask.vocab(), ids);
+                &own
+            }
+            (Some(_), Some(mask)) => {
+                own = self.without_stop(mask, job);
+                &own
+            }
             // What would open a call, where nothing else can be opened.
-            Some(mask) if job.no_calls && matches!(place, Place::Outside | Place::Tools) => mask,
+            (None, Some(mask)) if job.no_calls && matches!(place, Place::Outside | Place::Tools) => mask,
             _ => &self.mask,
         };
         let wanted = job.logprobs.filter(|_| matches!(place, Place::Response | Place::Outside));
         let mut logprob = None;
         let piece = model.next(&mut |logits| {
-            let id = sampler.sample(logits, Some(mask))?;
+            let id = match (&next, &mut forcing) {
+                (Some(Next::Token(id)), _) => {
+                    sampler.skip();
+                    *id
+                }
+                (_, Some(forcing)) => {
+                    let id = sampler.sample(logits, Some(mask))?;
+                    let end = reply.is_stop_id(id);
+                    if end { forcing.refuse_end().unwrap_or(id) } else { id }
+                }
+                _ => sampler.sample(logits, Some(mask))?,
+            };
+            if let Some(forcing) = &mut forcing {
+                forcing.took(id);
+            }
             logprob = wanted.map(|count| log_probability(logits, id, count));
             if !reply.is_stop_id(id) {
                 sampler.accept(id);

@@ -151,3 +151,33 @@ fn a_text_goes_on_as_on_the_command_line() {
         assert_eq!(server.post("/v1/completions", &body).await.json()["choices"][0]["text"], ",,,");
     });
 }
+
+#[test]
+fn a_tool_that_must_be_called_is() {
+    if emulated() {
+        return;
+    }
+    runtime().block_on(async {
+        let server = server(keeping());
+        let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+        for (choice, names) in [
+            (json!("required"), &["tide_table", "weather"][..]),
+            (json!({"type": "function", "function": {"name": "weather"}}), &["weather"]),
+        ] {
+            for (thinking, seed) in [(false, 1), (true, 2)] {
+                let body = json!({
+                    "model": "model", "messages": [user("Is the tide high?")], "tools": [tool("tide_table"), tool("weather")],
+                    "tool_choice": choice, "thinking": thinking, "seed": seed, "max_tokens": 120, "temperature": 1.0,
+                });
+                let got = server.chat(&body).await.json();
+                let name = got["choices"][0]["message"]["tool_calls"][0]["function"]["name"].as_str().unwrap_or("none");
+                assert!(names.contains(&name), "{got}");
+            }
+        }
+        let mut none = ask(&[user("Is the tide high?")]);
+        none["tools"] = json!([tool("tide_table")]);
+        none["tool_choice"] = "none".into();
+        let got = server.chat(&none).await.json();
+        assert!(got["choices"][0]["message"].get("tool_calls").is_none(), "{got}");
+    });
+}
