@@ -368,7 +368,8 @@ fn budget(text: &str) -> Result<Budget, String> {
 /// A time in minutes, at most a year.
 fn minutes(text: &str) -> Result<Duration, String> {
     let minutes = text.parse().ok().filter(|minutes| (0.0..=525_600.0).contains(minutes));
-    let minutes: f64 = minutes.ok_or_else(|| "expected minutes from 0 to 525600, such as 10 or 0.5".to_owned())?;
+    let minutes: f64 =
+        minutes.ok_or_else(|| "expected minutes from 0 to 525600, such as 10 or 0.5".to_owned())?;
     Ok(Duration::from_secs_f64(60.0 * minutes))
 }
 

@@ -55,7 +55,15 @@ impl Going {
         let Some(saved) = saved else {
             let (answer, pending) = (prompt.len(), prompt.clone());
             let images = Vec::new();
-            return Ok(Going { saved: None, tokens: prompt, pending, begun: None, max_tokens: limit, images, answer });
+            return Ok(Going {
+                saved: None,
+                tokens: prompt,
+                pending,
+                begun: None,
+                max_tokens: limit,
+                images,
+                answer,
+            });
         };
         let text = saved.text();
         if let Some(seed) = args.sampling.seed.filter(|seed| *seed != text.sampler.seed) {
@@ -120,7 +128,13 @@ pub struct Keeper<'a> {
 
 impl<'a> Keeper<'a> {
     /// Keeps a session in a file.
-    pub fn new(path: &Path, every: Option<Duration>, engine: &'a Engine, going: Going, output: &Output) -> Keeper<'a> {
+    pub fn new(
+        path: &Path,
+        every: Option<Duration>,
+        engine: &'a Engine,
+        going: Going,
+        output: &Output,
+    ) -> Keeper<'a> {
         Keeper { path: path.to_owned(), every, last: Instant::now(), engine, going, output: output.clone() }
     }
 

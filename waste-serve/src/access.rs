@@ -41,7 +41,9 @@ impl Access {
             return Ok(0);
         }
         let value = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let given = value.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        let given = value
+            .and_then(|value| value.split_once(' '))
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         let given = hash(given.map_or("", |(_, key)| key.trim()));
         // Over all keys, to the end.
         let mut found = 0;
@@ -86,9 +88,14 @@ impl Access {
     ///
     /// # Errors
     /// A page that is not allowed wants to change something.
-    pub fn check_origin(&self, method: &Method, headers: &HeaderMap) -> Result<Option<HeaderValue>, ApiError> {
+    pub fn check_origin(
+        &self,
+        method: &Method,
+        headers: &HeaderMap,
+    ) -> Result<Option<HeaderValue>, ApiError> {
         let Some(origin) = headers.get(header::ORIGIN) else { return Ok(None) };
-        let allowed = self.origins.iter().any(|allowed| allowed == "*" || origin.as_bytes() == allowed.as_bytes());
+        let allowed =
+            self.origins.iter().any(|allowed| allowed == "*" || origin.as_bytes() == allowed.as_bytes());
         if allowed {
             return Ok(Some(origin.clone()));
         }
@@ -110,7 +117,8 @@ impl Access {
 pub fn allow(origin: HeaderValue, headers: &mut HeaderMap) {
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(header::VARY, HeaderValue::from_static("Origin"));
-    headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("x-request-id, retry-after"));
+    headers
+        .insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("x-request-id, retry-after"));
 }
 
 /// What a page asks before it calls.

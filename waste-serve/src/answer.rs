@@ -24,12 +24,18 @@ const QUIET: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// It cannot be taken, or fails before anything was sent.
-pub async fn answer(service: &Arc<Service>, dialect: Dialect, asked: Asked, id: &str) -> Result<Response<Body>, ApiError> {
+pub async fn answer(
+    service: &Arc<Service>,
+    dialect: Dialect,
+    asked: Asked,
+    id: &str,
+) -> Result<Response<Body>, ApiError> {
     let envelope = Envelope::new(service, dialect, &asked);
     let stream = asked.stream;
     let handle = service.queue.submit(asked.job)?;
     let deadline = Instant::now() + service.settings.queue_timeout;
-    let order = Order { service: Arc::clone(service), envelope, handle, deadline, started: false, id: id.to_owned() };
+    let order =
+        Order { service: Arc::clone(service), envelope, handle, deadline, started: false, id: id.to_owned() };
     if stream { Ok(order.stream()) } else { order.whole().await }
 }
 

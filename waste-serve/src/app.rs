@@ -54,7 +54,9 @@ impl Endpoint {
 
     fn method(self) -> Option<Method> {
         match self {
-            Endpoint::Chat | Endpoint::Completions | Endpoint::Tokenize | Endpoint::Detokenize => Some(Method::POST),
+            Endpoint::Chat | Endpoint::Completions | Endpoint::Tokenize | Endpoint::Detokenize => {
+                Some(Method::POST)
+            }
             Endpoint::Models | Endpoint::Health | Endpoint::Metrics => Some(Method::GET),
             Endpoint::Unknown => None,
         }
@@ -162,7 +164,8 @@ async fn route(service: &Arc<Service>, request: Request) -> Result<Response<Body
     };
     let head = request.method() == Method::HEAD && method == Method::GET;
     if request.method() != method && !head {
-        let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", format!("use {method}"));
+        let error =
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", format!("use {method}"));
         let allow = if method == Method::GET { "GET, HEAD" } else { "POST" };
         return Err(error.with(header::ALLOW, HeaderValue::from_static(allow)));
     }
@@ -319,7 +322,8 @@ fn detokenize(service: &Service, body: &Json) -> Result<Response<Body>, ApiError
     let list = fields.list("tokens")?;
     let list = list.ok_or_else(|| ApiError::bad("missing_field", "tokens", "tokens are needed"))?;
     let wrong = |id: &Json| ApiError::value("tokens", format!("tokens: a {} is no token id", id.kind()));
-    let ids = list.iter().map(|id| id.as_i64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| wrong(id)));
+    let ids =
+        list.iter().map(|id| id.as_i64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| wrong(id)));
     let bytes = service.tokenizer.decode(&ids.collect::<Result<Vec<_>, _>>()?);
     let bytes = bytes.map_err(|error| ApiError::value("tokens", error.to_string()))?;
     Ok(json_response(StatusCode::OK, &json!({"prompt": String::from_utf8_lossy(&bytes)})))
@@ -331,7 +335,9 @@ mod tests {
 
     #[test]
     fn percent_signs_are_decoded() {
-        for (text, expected) in [("a%2Fb", "a/b"), ("%", "%"), ("%2", "%2"), ("%zz", "%zz"), ("é%c3%a9", "éé"), ("%%41", "%A")] {
+        for (text, expected) in
+            [("a%2Fb", "a/b"), ("%", "%"), ("%2", "%2"), ("%zz", "%zz"), ("é%c3%a9", "éé"), ("%%41", "%A")]
+        {
             assert_eq!(decoded(text), expected);
         }
     }

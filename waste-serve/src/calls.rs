@@ -53,7 +53,12 @@ pub struct Forcing {
 
 impl Forcing {
     /// For a chat format that has calls. Half of `max_tokens` is left for the call.
-    pub fn new(format: &ChatFormat, tokenizer: &Tokenizer, names: &[String], max_tokens: usize) -> Option<Forcing> {
+    pub fn new(
+        format: &ChatFormat,
+        tokenizer: &Tokenizer,
+        names: &[String],
+        max_tokens: usize,
+    ) -> Option<Forcing> {
         // Each part on its own, as prompts are encoded.
         let ids = |parts: &[&str]| -> Vec<u32> {
             let encode = |part: &&str| match tokenizer.special_id(part) {
@@ -266,7 +271,15 @@ mod tests {
     #[test]
     fn who_does_not_come_to_an_end_is_brought_to_it() {
         let (tokenizer, forcing) = forcing(&["tide_table"], 20);
-        let places = [(5, Place::Think), (9, Place::Header), (1, Place::Outside), (9, Place::Header), (5, Place::Response), (9, Place::Header), (99, Place::Outside)];
+        let places = [
+            (5, Place::Think),
+            (9, Place::Header),
+            (1, Place::Outside),
+            (9, Place::Header),
+            (5, Place::Response),
+            (9, Place::Header),
+            (99, Place::Outside),
+        ];
         let text = written(&tokenizer, forcing, &places, "a");
         assert!(text.starts_with("aaaaa<|close|>think<|sep|>"), "{text}");
         assert!(text.ends_with(CALL), "{text}");

@@ -45,7 +45,11 @@ impl ApiError {
 
     /// A bug, or a machine that fails (500); the message names no place of the machine.
     pub fn internal() -> ApiError {
-        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "an internal error; the log says more")
+        ApiError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "internal_error",
+            "an internal error; the log says more",
+        )
     }
 
     /// Not now (503).

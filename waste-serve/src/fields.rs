@@ -155,7 +155,9 @@ mod tests {
 
     #[test]
     fn wrong_types_name_their_field() {
-        let json = Json::parse(r#"{"a":1,"b":"x","c":null,"d":[1],"e":1.5,"f":{"x":1},"g":{"1":"y"},"h":{"1":3}}"#).unwrap();
+        let json =
+            Json::parse(r#"{"a":1,"b":"x","c":null,"d":[1],"e":1.5,"f":{"x":1},"g":{"1":"y"},"h":{"1":3}}"#)
+                .unwrap();
         let fields = Fields::new(&json).unwrap();
         assert_eq!(fields.whole("a", 0, 5).unwrap(), Some(1));
         assert_eq!(fields.text("c").unwrap(), None);

@@ -45,7 +45,8 @@ pub fn find(args: &Args, output: &Output) -> Result<Found, Failure> {
     let model = resolve_model(&args.model)?;
     let dir = model.path().to_owned();
     if let Some(chained) = model.chained().filter(|chained| chained.kind == Kind::Config) {
-        let message = format!("{} has no weights; a container or a checkpoint is needed", chained.path.display());
+        let message =
+            format!("{} has no weights; a container or a checkpoint is needed", chained.path.display());
         return Err(Failure::data("wrong_kind", message));
     }
     let (source, config) = open_source(&dir)?;
@@ -162,7 +163,8 @@ struct Opening {
 
 impl Opening {
     fn open(&self) -> Result<Box<dyn Model>, Failure> {
-        let learned = self.usage.as_ref().and_then(|(path, manifest)| Usage::load(path, manifest).ok().flatten());
+        let learned =
+            self.usage.as_ref().and_then(|(path, manifest)| Usage::load(path, manifest).ok().flatten());
         let options = EngineOptions { usage: learned.map(Arc::new), ..self.options.clone() };
         let engine = Engine::open(&self.dir, options)?;
         let usage = self.usage.clone().filter(|_| self.learn);
@@ -198,7 +200,8 @@ fn plan_options(args: &Args, planned: Option<&Chained>) -> Result<PlanOptions, F
         options.budget = budget.parse().map_err(|error| wrong("WASTE_BUDGET", error))?;
     }
     if let Some(threads) = env("WASTE_THREADS") {
-        options.threads = threads.parse().map_err(|_| wrong("WASTE_THREADS", "expected a number".to_owned()))?;
+        options.threads =
+            threads.parse().map_err(|_| wrong("WASTE_THREADS", "expected a number".to_owned()))?;
     }
     options.budget = args.budget.unwrap_or(options.budget);
     options.ctx = args.ctx.unwrap_or(options.ctx);

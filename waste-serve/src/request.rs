@@ -317,9 +317,7 @@ fn tool_choice(tools: &[Json], fields: Fields<'_>) -> Result<(ToolChoice, Vec<St
     Ok(match kind {
         "none" if !tools.is_empty() => (ToolChoice::None, Vec::new()),
         "auto" | "none" => (ToolChoice::Auto, Vec::new()),
-        "required" => {
-            (ToolChoice::Required, tools.iter().filter_map(tool_name).map(str::to_owned).collect())
-        }
+        "required" => (ToolChoice::Required, tools.iter().filter_map(tool_name).map(str::to_owned).collect()),
         "function" => (ToolChoice::Required, vec![named(choice)?]),
         "allowed_tools" => {
             let allowed = choice.get("allowed_tools").unwrap_or(choice);

@@ -114,7 +114,8 @@ async fn bind(args: &Args) -> Result<(Listener, String), Failure> {
 fn access(args: &Args, output: &Output) -> Result<Access, Failure> {
     let mut keys = args.api_key.clone();
     if !keys.is_empty() {
-        output.warn("--api-key can be seen in the list of processes; --api-key-file and WASTE_API_KEY cannot");
+        output
+            .warn("--api-key can be seen in the list of processes; --api-key-file and WASTE_API_KEY cannot");
     }
     let lines = |text: &str| -> Vec<String> {
         text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect()
@@ -148,5 +149,6 @@ fn access(args: &Args, output: &Output) -> Result<Access, Failure> {
 
 fn is_loopback(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }

@@ -145,7 +145,8 @@ impl Service {
             metrics: Arc::clone(&metrics),
             log: Box::new(move |line| workers_log(line)),
         };
-        let working = std::thread::Builder::new().name("model".to_owned()).spawn(move || worker.run(&mut *open));
+        let working =
+            std::thread::Builder::new().name("model".to_owned()).spawn(move || worker.run(&mut *open));
         let working = working
             .map_err(|error| Failure::internal(format!("cannot start the worker's thread: {error}")))?;
         let version = env!("CARGO_PKG_VERSION");
@@ -210,7 +211,8 @@ impl Service {
             );
             return Err(ApiError::bad("context_length_exceeded", param, message));
         }
-        let limit = limit.map_or(self.settings.max_tokens, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+        let limit =
+            limit.map_or(self.settings.max_tokens, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
         Ok(limit.clamp(1, room))
     }
 }

@@ -107,12 +107,19 @@ impl Envelope {
     /// The chunk that begins a stream.
     pub fn first(&self) -> Option<Value> {
         let delta = json!({"role": "assistant", "content": ""});
-        (self.dialect == Dialect::Chat)
-            .then(|| self.chunk(json!({"index": 0, "delta": delta, "logprobs": null, "finish_reason": null})).into())
+        (self.dialect == Dialect::Chat).then(|| {
+            self.chunk(json!({"index": 0, "delta": delta, "logprobs": null, "finish_reason": null})).into()
+        })
     }
 
     /// The chunks of a token.
-    pub fn deltas(&mut self, service: &Service, deltas: Vec<Delta>, logprob: Option<TokenLogprob>, at: usize) -> Vec<Value> {
+    pub fn deltas(
+        &mut self,
+        service: &Service,
+        deltas: Vec<Delta>,
+        logprob: Option<TokenLogprob>,
+        at: usize,
+    ) -> Vec<Value> {
         let mut logprobs = logprob.map(|logprob| self.logprobs(service, &[logprob], at));
         let mut chunks = Vec::new();
         for delta in deltas {
@@ -163,7 +170,8 @@ impl Envelope {
         self.add_extra(finished, &mut chunk);
         let mut chunks = vec![chunk.into()];
         if self.include_usage {
-            let kind = if self.dialect == Dialect::Chat { "chat.completion.chunk" } else { "text_completion" };
+            let kind =
+                if self.dialect == Dialect::Chat { "chat.completion.chunk" } else { "text_completion" };
             let mut object = self.object(kind, json!([]));
             object.insert("usage".to_owned(), usage(finished));
             chunks.push(object.into());
@@ -172,7 +180,13 @@ impl Envelope {
     }
 
     /// A whole answer.
-    pub fn whole(&mut self, service: &Service, parts: Vec<Delta>, logprobs: &[TokenLogprob], finished: &Finished) -> Value {
+    pub fn whole(
+        &mut self,
+        service: &Service,
+        parts: Vec<Delta>,
+        logprobs: &[TokenLogprob],
+        finished: &Finished,
+    ) -> Value {
         let (mut reasoning, mut content, mut calls) = (String::new(), String::new(), Vec::new());
         for delta in parts {
             match delta {

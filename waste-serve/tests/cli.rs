@@ -74,7 +74,10 @@ fn it_serves_until_a_signal_comes() {
     let health = serving.ask("GET /health", "");
     assert!(health.starts_with("HTTP/1.1 200 OK\r\n") && health.contains("\"status\":\"ok\""), "{health}");
     let whole = serving.ask("POST /v1/chat/completions", &chat(false));
-    assert!(whole.contains("\"finish_reason\":\"length\"") && whole.contains("\"completion_tokens\":8"), "{whole}");
+    assert!(
+        whole.contains("\"finish_reason\":\"length\"") && whole.contains("\"completion_tokens\":8"),
+        "{whole}"
+    );
     let stream = serving.ask("POST /v1/chat/completions", &chat(true));
     assert!(stream.contains("text/event-stream") && stream.contains("data: [DONE]"), "{stream}");
     // Chunked bodies are as good.
@@ -82,7 +85,8 @@ fn it_serves_until_a_signal_comes() {
     let body = chat(false);
     let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked";
     let (one, two) = body.split_at(10);
-    write!(chunked, "{head}\r\n\r\n{:x}\r\n{one}\r\n{:x}\r\n{two}\r\n0\r\n\r\n", one.len(), two.len()).unwrap();
+    write!(chunked, "{head}\r\n\r\n{:x}\r\n{one}\r\n{:x}\r\n{two}\r\n0\r\n\r\n", one.len(), two.len())
+        .unwrap();
     let mut text = String::new();
     chunked.read_to_string(&mut text).unwrap();
     assert!(text.starts_with("HTTP/1.1 200"), "{text}");
@@ -98,7 +102,11 @@ fn it_serves_until_a_signal_comes() {
     other.read_to_string(&mut text).unwrap();
     assert!(text.starts_with("HTTP/1.1 403") && text.contains("host_not_allowed"), "{text}");
     let ran = serving.end().exits(0);
-    assert!(ran.stderr.contains("/v1/chat/completions 200") && !ran.stderr.contains("Once upon"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("/v1/chat/completions 200") && !ran.stderr.contains("Once upon"),
+        "{}",
+        ran.stderr
+    );
 }
 
 #[test]

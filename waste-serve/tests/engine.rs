@@ -97,7 +97,10 @@ fn the_next_turn_computes_only_what_is_new() {
         let other = server.chat(&ask(&[user("Hello")])).await.json();
         assert!(answer(&other).2 < 10);
         let metrics = server.get("/metrics").await.text;
-        assert!(metrics.contains(&format!("waste_prompt_tokens_reused_total {}", cached + answer(&other).2)), "{metrics}");
+        assert!(
+            metrics.contains(&format!("waste_prompt_tokens_reused_total {}", cached + answer(&other).2)),
+            "{metrics}"
+        );
     });
 }
 

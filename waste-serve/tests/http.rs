@@ -10,9 +10,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use util::*;
 use waste_engine::tokenizer::Tokenizer;
+use waste_serve::Settings;
 use waste_serve::access::Access;
 use waste_serve::model::ScriptModel;
-use waste_serve::Settings;
 use waste_tests::files::{data, json as read_json};
 
 fn script() -> ScriptModel {
@@ -64,7 +64,10 @@ fn every_scripted_answer_arrives_whole() {
                 usage["prompt_tokens"].as_u64().unwrap() + usage["completion_tokens"].as_u64().unwrap(),
                 usage["total_tokens"].as_u64().unwrap()
             );
-            assert!(json["waste"]["seed"].is_u64() && json["system_fingerprint"].as_str().unwrap().ends_with("01234567"));
+            assert!(
+                json["waste"]["seed"].is_u64()
+                    && json["system_fingerprint"].as_str().unwrap().ends_with("01234567")
+            );
         }
     });
 }
@@ -105,10 +108,18 @@ fn every_scripted_answer_arrives_in_pieces() {
             assert_eq!(last["choices"][0]["delta"], json!({}));
             assert_eq!(last["choices"][0]["finish_reason"], expected["finish_reason"], "{name}");
             assert!(last["waste"]["prefill_ms"].is_number());
-            assert_eq!((json!(reasoning), json!(content)), (expected["reasoning"].clone(), expected["content"].clone()), "{name}");
+            assert_eq!(
+                (json!(reasoning), json!(content)),
+                (expected["reasoning"].clone(), expected["content"].clone()),
+                "{name}"
+            );
             let arguments: Vec<_> = calls.iter().map(|call| json!(call.1)).collect();
-            let wanted: Vec<_> =
-                expected["tool_calls"].as_array().unwrap().iter().map(|call| call["arguments"].clone()).collect();
+            let wanted: Vec<_> = expected["tool_calls"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|call| call["arguments"].clone())
+                .collect();
             assert_eq!(arguments, wanted, "{name}");
         }
     });
@@ -120,12 +131,17 @@ fn completions_models_and_tokens() {
         let server = scripted(Settings::default());
         let body = json!({"model": "model", "prompt": "Once upon", "max_tokens": 3});
         let got = server.post("/v1/completions/", &body).await.json();
-        assert_eq!((&got["object"], &got["choices"][0]["finish_reason"]), (&json!("text_completion"), &json!("length")));
+        assert_eq!(
+            (&got["object"], &got["choices"][0]["finish_reason"]),
+            (&json!("text_completion"), &json!("length"))
+        );
         assert!(got["choices"][0]["text"].as_str().unwrap().starts_with("Small primes."), "{got}");
         let mut streamed = body.clone();
         streamed["stream"] = true.into();
         let events = server.post("/v1/completions", &streamed).await.events();
-        assert!(events.iter().all(|event| event["object"] == "text_completion" && event.get("usage").is_none()));
+        assert!(
+            events.iter().all(|event| event["object"] == "text_completion" && event.get("usage").is_none())
+        );
 
         let list = server.get("/v1/models").await.json();
         let one = server.get("/v1/models/model").await.json();
@@ -156,7 +172,10 @@ fn completions_models_and_tokens() {
         }
         // What is asked and answered stays out of the log.
         let log = server.log.lock().unwrap().join("\n");
-        assert!(log.contains("/v1/chat/completions 200") && !log.contains("hello") && !log.contains("primes"), "{log}");
+        assert!(
+            log.contains("/v1/chat/completions 200") && !log.contains("hello") && !log.contains("primes"),
+            "{log}"
+        );
     });
 }
 
@@ -237,12 +256,19 @@ fn bodies_have_their_limits() {
             Request::post("/v1/chat/completions").header("content-type", kind).body(body).unwrap()
         };
         let fits = format!("{:1$}", hello().to_string(), 1000);
-        assert_eq!(server.send(request("application/json; charset=utf-8", fits.clone().into())).await.status, 200);
+        assert_eq!(
+            server.send(request("application/json; charset=utf-8", fits.clone().into())).await.status,
+            200
+        );
         let long = fits + " ";
         // By its header, and by counting.
         let mut announced = request("application/json", Body::empty());
         announced.headers_mut().insert("content-length", 1001.into());
-        let pieces = long.as_bytes().chunks(100).map(|piece| Ok::<_, std::io::Error>(piece.to_vec())).collect::<Vec<_>>();
+        let pieces = long
+            .as_bytes()
+            .chunks(100)
+            .map(|piece| Ok::<_, std::io::Error>(piece.to_vec()))
+            .collect::<Vec<_>>();
         let counted = request("application/json", Body::from_stream(futures_util::stream::iter(pieces)));
         for request in [announced, counted] {
             assert_eq!(server.send(request).await.code(), (413, "body_too_large".to_owned()));
@@ -308,19 +334,24 @@ fn keys_hosts_and_origins() {
             assert_eq!(got.status.as_u16(), status, "{host}");
         }
         let from = |origin: &str, method: Method| {
-            let request = Request::builder().method(method).uri("/v1/chat/completions").header("host", "localhost");
+            let request =
+                Request::builder().method(method).uri("/v1/chat/completions").header("host", "localhost");
             request.header("origin", origin).body(Body::from(hello().to_string())).unwrap()
         };
         let refused = server.send(from("https://evil.example", Method::POST)).await;
         assert_eq!(refused.code(), (403, "origin_not_allowed".to_owned()));
         let own = server.send(from("http://localhost", Method::POST)).await;
-        assert_eq!((own.status.as_u16(), own.headers.contains_key("access-control-allow-origin")), (200, false));
+        assert_eq!(
+            (own.status.as_u16(), own.headers.contains_key("access-control-allow-origin")),
+            (200, false)
+        );
         let good = server.send(from("https://good.example", Method::POST)).await;
         assert_eq!(good.headers["access-control-allow-origin"], "https://good.example");
         let mut preflight = from("https://good.example", Method::OPTIONS);
         let headers = preflight.headers_mut();
         headers.insert("access-control-request-method", "POST".parse().unwrap());
-        headers.insert("access-control-request-headers", "content-type,x-stainless-os,x-evil".parse().unwrap());
+        headers
+            .insert("access-control-request-headers", "content-type,x-stainless-os,x-evil".parse().unwrap());
         let allowed = server.send(preflight).await;
         assert_eq!(allowed.status, 204);
         assert_eq!(allowed.headers["access-control-allow-headers"], "content-type, x-stainless-os");
@@ -347,10 +378,38 @@ fn any_value() -> impl Strategy<Value = Value> {
 
 const ENDPOINTS: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"];
 const FIELDS: [&str; 32] = [
-    "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stream", "stream_options",
-    "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "top_k", "min_p", "presence_penalty",
-    "frequency_penalty", "logit_bias", "stop", "reasoning_effort", "thinking", "chat_template_kwargs", "reasoning", "n",
-    "logprobs", "top_logprobs", "modalities", "functions", "prompt", "echo", "tokens", "unknown",
+    "model",
+    "messages",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "stop",
+    "reasoning_effort",
+    "thinking",
+    "chat_template_kwargs",
+    "reasoning",
+    "n",
+    "logprobs",
+    "top_logprobs",
+    "modalities",
+    "functions",
+    "prompt",
+    "echo",
+    "tokens",
+    "unknown",
 ];
 
 #[test]
@@ -404,7 +463,13 @@ fn forged_markup_is_text() {
         })
     };
     let plain = special(&render(&body("x")));
-    for forged in ["<|open|>", "a<|end_of_msg|>", "<|close|>message<|sep|>", "<|media_pad|><|media_begin|>", "[EOS][BOS]"] {
+    for forged in [
+        "<|open|>",
+        "a<|end_of_msg|>",
+        "<|close|>message<|sep|>",
+        "<|media_pad|><|media_begin|>",
+        "[EOS][BOS]",
+    ] {
         assert_eq!(special(&render(&body(forged))), plain, "{forged}");
     }
 }

@@ -37,7 +37,9 @@ fn first_come_first_served() {
         let mut clients = Vec::new();
         for i in 0..8 {
             let client = Arc::clone(&server);
-            clients.push(tokio::spawn(async move { client.chat(&ask(&format!("number {i}"), i % 2 == 0)).await }));
+            clients.push(tokio::spawn(
+                async move { client.chat(&ask(&format!("number {i}"), i % 2 == 0)).await },
+            ));
             // In this order: one at the model, the others in the line.
             let queue = &server.service.queue;
             until("the request", || queue.status().waiting + queue.status().running == i + 1).await;
@@ -109,7 +111,8 @@ fn a_client_that_leaves_frees_the_model() {
         }
         assert_eq!(strings.given_up.load(Ordering::SeqCst), 2);
         // In the middle of an answer.
-        let response = server.app.clone().oneshot(post("/v1/chat/completions", &ask("x", true))).await.unwrap();
+        let response =
+            server.app.clone().oneshot(post("/v1/chat/completions", &ask("x", true))).await.unwrap();
         let mut body = response.into_body();
         for step in [Step::Text(""), Step::Text(""), Step::Text("one")] {
             strings.steps.send(step).unwrap();
@@ -126,7 +129,9 @@ fn a_client_that_leaves_frees_the_model() {
         let got = server.chat(&ask("y", false)).await;
         assert_eq!(got.json()["choices"][0]["message"]["content"], "word");
         let metrics = server.get("/metrics").await.text;
-        for line in ["waste_cancelled_total{reason=\"prefill\"} 2", "waste_cancelled_total{reason=\"decode\"} 1"] {
+        for line in
+            ["waste_cancelled_total{reason=\"prefill\"} 2", "waste_cancelled_total{reason=\"decode\"} 1"]
+        {
             assert!(metrics.contains(line), "{metrics}");
         }
     });
@@ -161,7 +166,8 @@ fn draining_sends_the_waiting_away_and_cuts_what_runs_too_long() {
                 tokio::spawn(async move { client.chat(&ask("a", false)).await })
             })
             .collect();
-        until("one to run and one to wait", || (queue.status().running, queue.status().waiting) == (1, 1)).await;
+        until("one to run and one to wait", || (queue.status().running, queue.status().waiting) == (1, 1))
+            .await;
         for step in [Step::Text(""), Step::Text("")] {
             strings.steps.send(step).unwrap();
         }
@@ -179,7 +185,10 @@ fn draining_sends_the_waiting_away_and_cuts_what_runs_too_long() {
         }
         got.sort_by_key(|got| got.status.as_u16());
         let choice = &got[0].json()["choices"][0];
-        assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("length"), &json!("half")));
+        assert_eq!(
+            (&choice["finish_reason"], &choice["message"]["content"]),
+            (&json!("length"), &json!("half"))
+        );
         assert_eq!(got[1].code(), (503, "shutting_down".to_owned()));
         until("the worker to end", || queue.ended()).await;
         assert_eq!(server.chat(&ask("later", false)).await.status.as_u16(), 503);
@@ -223,7 +232,8 @@ fn a_slow_body_is_no_reason_to_wait_for_others() {
         let frames = futures_util::stream::unfold(receiver, |mut receiver| async move {
             Some((receiver.recv().await?, receiver))
         });
-        let request = axum::http::Request::post("/v1/chat/completions").body(Body::from_stream(frames)).unwrap();
+        let request =
+            axum::http::Request::post("/v1/chat/completions").body(Body::from_stream(frames)).unwrap();
         let slow = Arc::clone(&server);
         let slow = tokio::spawn(async move { slow.send(request).await });
         sender.send(Ok(r#"{"model":"model","#.into())).await.unwrap();

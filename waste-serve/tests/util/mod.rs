@@ -81,7 +81,12 @@ impl Got {
                 json => events.push(serde_json::from_str(json).unwrap()),
             }
         }
-        assert_eq!(done, events.last().is_some_and(|event: &Value| event.get("error").is_none()), "{}", self.text);
+        assert_eq!(
+            done,
+            events.last().is_some_and(|event: &Value| event.get("error").is_none()),
+            "{}",
+            self.text
+        );
         events
     }
 }
@@ -133,7 +138,8 @@ impl Server {
 }
 
 pub fn post(path: &str, body: &Value) -> Request<Body> {
-    let request = Request::builder().method(Method::POST).uri(path).header("content-type", "application/json");
+    let request =
+        Request::builder().method(Method::POST).uri(path).header("content-type", "application/json");
     request.body(Body::from(body.to_string())).unwrap()
 }
 
