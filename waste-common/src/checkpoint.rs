@@ -12,6 +12,7 @@ use safetensors::tensor::Metadata;
 use serde_json::Value;
 
 use crate::config::ModelConfig;
+use crate::container::integrity::sha256_hex;
 use crate::error::{Coded, Exit};
 use crate::io::{PlainFile, ReadError};
 use crate::json::{self, INDEX_BYTES_MAX, JsonError, MANIFEST_BYTES_MAX};
@@ -155,6 +156,17 @@ impl Checkpoint {
     pub fn bytes(&self) -> u64 {
         let size = |name| std::fs::metadata(self.dir.join(name)).map_or(0, |meta| meta.len());
         self.shard_names.iter().map(size).sum()
+    }
+
+    /// A name for this checkpoint that a change of its configuration or of a file's size changes (not one of weights
+    /// alone: that would be reading them all): a SHA-256 in lower-case hex.
+    pub fn fingerprint(&self) -> String {
+        let mut text = self.config.to_string();
+        for name in &self.shard_names {
+            let bytes = std::fs::metadata(self.dir.join(name)).map_or(0, |meta| meta.len());
+            text.push_str(&format!("\n{name} {bytes}"));
+        }
+        sha256_hex(text.as_bytes())
     }
 
     /// Names of all tensors, in no particular order.

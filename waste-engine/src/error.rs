@@ -12,6 +12,7 @@ use waste_common::json::JsonError;
 
 use crate::chat::ChatError;
 use crate::sampler::{SamplerError, StopError};
+use crate::saved::SavedError;
 use crate::tokenizer::TokenizerError;
 
 /// An engine error.
@@ -37,6 +38,8 @@ pub enum EngineError {
     #[cfg(feature = "vision")]
     #[error(transparent)]
     Image(#[from] crate::vision::ImageError),
+    #[error(transparent)]
+    Saved(#[from] SavedError),
     #[error("cannot write the text: {0}")]
     Sink(String),
     #[error(transparent)]
@@ -106,6 +109,7 @@ impl Coded for EngineError {
             EngineError::Stop(error) => error.exit(),
             EngineError::Chat(error) => error.exit(),
             EngineError::Json(error) => error.exit(),
+            EngineError::Saved(error) => error.exit(),
             #[cfg(feature = "vision")]
             EngineError::Image(error) => error.exit(),
             EngineError::Read(error) => error.exit(),
@@ -135,6 +139,7 @@ impl Coded for EngineError {
             EngineError::Stop(error) => error.code(),
             EngineError::Chat(error) => error.code(),
             EngineError::Json(error) => error.code(),
+            EngineError::Saved(error) => error.code(),
             #[cfg(feature = "vision")]
             EngineError::Image(error) => error.code(),
             EngineError::Sink(_) => "output_failed",
@@ -159,6 +164,7 @@ impl Coded for EngineError {
     fn fields(&self) -> Map<String, Value> {
         match self {
             EngineError::Container(error) => error.fields(),
+            EngineError::Saved(error) => error.fields(),
             EngineError::Expert { layer, expert, source } => {
                 let mut fields = source.fields();
                 fields.insert("layer".to_owned(), (*layer).into());

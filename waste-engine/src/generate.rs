@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::error::EngineError;
 use crate::model::{Engine, Wanted};
-use crate::sampler::{Mask, Sampler, SamplerOptions, StopMatcher};
+use crate::sampler::{Mask, Sampler, SamplerOptions, SamplerState, StopMatcher};
 use crate::session::Session;
 use crate::tokenizer::{TextStream, Tokenizer};
 
@@ -23,6 +23,46 @@ pub struct Request {
     pub stop_ids: Vec<u32>,
     /// Ids that may be chosen; `None` for all.
     pub mask: Option<Mask>,
+    /// An answer that was begun before; the prompt is what of it, or of what it answers, is not in the state yet.
+    pub begun: Option<Begun>,
+}
+
+/// An answer that was interrupted.
+#[derive(Clone, Debug)]
+pub struct Begun {
+    /// Its tokens so far; their text is shown again.
+    pub tokens: Vec<u32>,
+    /// How sampling goes on.
+    pub sampler: SamplerState,
+}
+
+/// Who is told what a generation does.
+pub trait Listener {
+    /// Text that is certain. An error ends the generation.
+    fn text(&mut self, text: &str) -> Result<(), EngineError>;
+
+    /// A place to save the session at: between chunks of the prompt, after each token, and at the end. The session's
+    /// state is that of its position; `so_far.tokens` may be one ahead of it.
+    fn pause(&mut self, _session: &Session, _so_far: &SoFar<'_>) -> Result<(), EngineError> {
+        Ok(())
+    }
+}
+
+impl<F: FnMut(&str) -> Result<(), EngineError>> Listener for F {
+    fn text(&mut self, text: &str) -> Result<(), EngineError> {
+        self(text)
+    }
+}
+
+/// An answer on its way.
+#[derive(Clone, Copy, Debug)]
+pub struct SoFar<'a> {
+    /// Its tokens, one that ended it included.
+    pub tokens: &'a [u32],
+    /// How sampling goes on.
+    pub sampler: &'a SamplerState,
+    /// Why it ended, if it has.
+    pub finish: Option<Finish>,
 }
 
 impl Request {
@@ -34,9 +74,17 @@ impl Request {
                 why: "it holds no token to go on from".to_owned(),
             });
         }
-        self.sampler.validate()?;
+        self.sampler()?;
         StopMatcher::new(&self.stop)?;
         Ok(())
+    }
+
+    fn sampler(&self) -> Result<Sampler, EngineError> {
+        let options = self.sampler.clone();
+        Ok(match &self.begun {
+            None => Sampler::new(options)?,
+            Some(begun) => Sampler::resume(options, begun.sampler.clone())?,
+        })
     }
 }
 
@@ -102,7 +150,7 @@ pub fn generate(
     session: &mut Session,
     tokenizer: Option<&Tokenizer>,
     request: &Request,
-    on_text: &mut dyn FnMut(&str) -> Result<(), EngineError>,
+    listener: &mut dyn Listener,
 ) -> Result<Generation, EngineError> {
     if request.prompt.is_empty() {
         return Err(EngineError::Option {
@@ -116,9 +164,8 @@ pub fn generate(
             why: "without a tokenizer there is no text to find them in".to_owned(),
         });
     }
-    let mut sampler = Sampler::new(request.sampler.clone())?;
-    let mut stop = StopMatcher::new(&request.stop)?;
-    let mut stream = TextStream::new();
+    let mut sampler = request.sampler()?;
+    let mut writer = Writer { tokenizer, stop: StopMatcher::new(&request.stop)?, stream: TextStream::new() };
     let mut generation = Generation {
         tokens: Vec::new(),
         text: String::new(),
@@ -130,47 +177,111 @@ pub fn generate(
     if request.max_tokens == 0 {
         return Ok(generation);
     }
-    let mut show = |generation: &mut Generation, text: String| {
-        if text.is_empty() {
-            return Ok(());
-        }
-        generation.text.push_str(&text);
-        on_text(&text)
-    };
+    for &token in request.begun.iter().flat_map(|begun| &begun.tokens) {
+        generation.tokens.push(token);
+        writer.token(token, &mut generation.text, listener)?;
+    }
 
     let start = Instant::now();
-    let mut next = step(engine, session, &request.prompt, &mut sampler, request.mask.as_ref())?;
+    let mut next = prefill(engine, session, request, &mut sampler, &generation.tokens, listener)?;
     generation.prefill_seconds = start.elapsed().as_secs_f64();
     let start = Instant::now();
     generation.finish = loop {
         let Some(token) = next else { break Finish::Cancelled };
+        generation.tokens.push(token);
         if request.stop_ids.contains(&token) {
             break Finish::Stop;
         }
-        generation.tokens.push(token);
         sampler.accept(token);
-        if let Some(tokenizer) = tokenizer {
-            let text = stop.push(&stream.push(tokenizer.token_bytes(token)?));
-            show(&mut generation, text)?;
-        }
-        if stop.stopped().is_some() {
+        writer.token(token, &mut generation.text, listener)?;
+        if writer.stop.stopped().is_some() {
             break Finish::StopString;
         }
-        if generation.tokens.len() == request.max_tokens {
+        if generation.tokens.len() >= request.max_tokens {
             break Finish::Length;
         }
         if session.position() == engine.ctx() {
             break Finish::Context;
         }
-        next = step(engine, session, &[token], &mut sampler, request.mask.as_ref())?;
+        pause(session, &generation.tokens, &sampler, None, listener)?;
+        next = step(engine, session, &[token], 0..1, &mut sampler, request.mask.as_ref())?;
     };
+    pause(session, &generation.tokens, &sampler, Some(generation.finish), listener)?;
+    if generation.finish == Finish::Stop {
+        generation.tokens.pop();
+    }
     if generation.finish != Finish::StopString {
-        let mut rest = stop.push(&stream.flush());
-        rest.push_str(&stop.flush());
-        show(&mut generation, rest)?;
+        writer.end(&mut generation.text, listener)?;
     }
     generation.decode_seconds = start.elapsed().as_secs_f64();
     Ok(generation)
+}
+
+/// Tokens to visible text.
+struct Writer<'a> {
+    tokenizer: Option<&'a Tokenizer>,
+    stop: StopMatcher,
+    stream: TextStream,
+}
+
+impl Writer<'_> {
+    fn token(
+        &mut self,
+        token: u32,
+        text: &mut String,
+        listener: &mut dyn Listener,
+    ) -> Result<(), EngineError> {
+        let Some(tokenizer) = self.tokenizer else { return Ok(()) };
+        let shown = self.stop.push(&self.stream.push(tokenizer.token_bytes(token)?));
+        show(shown, text, listener)
+    }
+
+    fn end(&mut self, text: &mut String, listener: &mut dyn Listener) -> Result<(), EngineError> {
+        let mut rest = self.stop.push(&self.stream.flush());
+        rest.push_str(&self.stop.flush());
+        show(rest, text, listener)
+    }
+}
+
+fn show(shown: String, text: &mut String, listener: &mut dyn Listener) -> Result<(), EngineError> {
+    if shown.is_empty() {
+        return Ok(());
+    }
+    text.push_str(&shown);
+    listener.text(&shown)
+}
+
+fn pause(
+    session: &Session,
+    tokens: &[u32],
+    sampler: &Sampler,
+    finish: Option<Finish>,
+    listener: &mut dyn Listener,
+) -> Result<(), EngineError> {
+    listener.pause(session, &SoFar { tokens, sampler: sampler.state(), finish })
+}
+
+/// Takes the prompt in, chunk by chunk, and chooses the first token; `None` if it was cancelled.
+fn prefill(
+    engine: &Engine,
+    session: &mut Session,
+    request: &Request,
+    sampler: &mut Sampler,
+    begun: &[u32],
+    listener: &mut dyn Listener,
+) -> Result<Option<u32>, EngineError> {
+    let prompt = &request.prompt;
+    EngineError::check_tokens(prompt, session.position(), engine.ctx(), engine.config().vocab)?;
+    let last = (prompt.len() - 1) / engine.chunk() * engine.chunk();
+    for (i, chunk) in prompt[..last].chunks(engine.chunk()).enumerate() {
+        let part = i * engine.chunk()..prompt.len();
+        match engine.forward_part(session, chunk, part, Wanted::Nothing, &mut |_, _| Ok(())) {
+            Err(EngineError::Interrupted) => return Ok(None),
+            outcome => outcome?,
+        }
+        pause(session, begun, sampler, None, listener)?;
+    }
+    step(engine, session, &prompt[last..], last..prompt.len(), sampler, request.mask.as_ref())
 }
 
 /// Takes tokens in and chooses the next one; `None` if it was cancelled.
@@ -178,11 +289,12 @@ fn step(
     engine: &Engine,
     session: &mut Session,
     tokens: &[u32],
+    part: std::ops::Range<usize>,
     sampler: &mut Sampler,
     mask: Option<&Mask>,
 ) -> Result<Option<u32>, EngineError> {
     let mut next = None;
-    let outcome = engine.forward(session, tokens, Wanted::Last, &mut |_, logits| {
+    let outcome = engine.forward_part(session, tokens, part, Wanted::Last, &mut |_, logits| {
         next = Some(sampler.sample(logits, mask)?);
         Ok(())
     });

@@ -3,6 +3,7 @@
 
 pub mod chat;
 pub mod compute;
+pub mod defaults;
 pub mod error;
 pub mod experts;
 pub mod generate;
@@ -15,6 +16,7 @@ pub mod options;
 pub mod profile;
 pub mod resident;
 pub mod sampler;
+pub mod saved;
 pub mod session;
 pub mod tokenizer;
 #[cfg(feature = "vision")]
@@ -22,9 +24,10 @@ pub mod vision;
 pub mod weights;
 
 pub use error::EngineError;
-pub use generate::{Finish, Generation, Request, generate};
+pub use generate::{Begun, Finish, Generation, Listener, Request, SoFar, generate};
 pub use model::{Engine, LogitSink, Trace, Wanted, open_source};
 pub use open::{OpenError, Reserved};
 pub use options::{Arith, EngineOptions, Event, Watch};
 pub use profile::{Part, Profile};
-pub use session::{LayerState, Session};
+pub use saved::{Saved, SavedError};
+pub use session::{LayerState, Session, Snapshot};

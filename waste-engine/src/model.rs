@@ -52,6 +52,7 @@ pub struct Engine {
     config: ModelConfig,
     options: EngineOptions,
     compute: Compute,
+    source: Source,
     embedding: Embedding,
     layers: Vec<Layer>,
     norm: Vec<f32>,
@@ -64,6 +65,8 @@ pub struct Engine {
 /// Which positions' logits are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
+    /// None: the pass only changes the state.
+    Nothing,
     /// The last token's only.
     Last,
     /// Every token's.
@@ -155,7 +158,19 @@ impl Engine {
         let head = if config.tied_embeddings { tensors::embedding(&config) } else { tensors::head(&config) };
         let head = loader.matrix(&head)?;
         let embedding = Embedding::new(&source, &config)?;
-        Ok(Engine { config, options, compute, embedding, layers, norm, output_res, head, format, store })
+        Ok(Engine {
+            config,
+            options,
+            compute,
+            source,
+            embedding,
+            layers,
+            norm,
+            output_res,
+            head,
+            format,
+            store,
+        })
     }
 
     /// The model's configuration.
@@ -166,6 +181,21 @@ impl Engine {
     /// Context length.
     pub fn ctx(&self) -> usize {
         self.options.ctx
+    }
+
+    /// Tokens of a prompt that go through the model together.
+    pub fn chunk(&self) -> usize {
+        self.options.chunk
+    }
+
+    /// How it was opened.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// Which model this is; see [`Source::fingerprint`].
+    pub fn fingerprint(&self) -> String {
+        self.source.fingerprint()
     }
 
     /// Name of the kernel set in use.
@@ -216,6 +246,8 @@ impl Engine {
         let visits = options.chunk * top_k;
         Ok(Session {
             position: 0,
+            intact: true,
+            finish_chunks: false,
             state: state.collect(),
             stream: vec![0.0; scratch.stream],
             blocks: vec![0.0; scratch.blocks],
@@ -260,23 +292,53 @@ impl Engine {
         tokens: &[u32],
         wanted: Wanted,
         sink: &mut LogitSink<'_>,
+        trace: Option<&mut Trace>,
+    ) -> Result<(), EngineError> {
+        self.pass(session, tokens, 0..tokens.len(), wanted, sink, trace)
+    }
+
+    /// [`Engine::forward`] of a part of a longer prompt, for those who look around between its parts: cut at multiples
+    /// of [`Engine::chunk`], they give the bits of the whole. `part.start` tokens were done before, and there are
+    /// `part.end` in all.
+    pub fn forward_part(
+        &self,
+        session: &mut Session,
+        tokens: &[u32],
+        part: std::ops::Range<usize>,
+        wanted: Wanted,
+        sink: &mut LogitSink<'_>,
+    ) -> Result<(), EngineError> {
+        self.pass(session, tokens, part, wanted, sink, None)
+    }
+
+    fn pass(
+        &self,
+        session: &mut Session,
+        tokens: &[u32],
+        of: std::ops::Range<usize>,
+        wanted: Wanted,
+        sink: &mut LogitSink<'_>,
         mut trace: Option<&mut Trace>,
     ) -> Result<(), EngineError> {
         EngineError::check_tokens(tokens, session.position, self.options.ctx, self.config.vocab)?;
+        session.check_intact()?;
         self.compute.run(|| {
             let mut done = 0;
             for chunk in tokens.chunks(self.options.chunk) {
                 if self.options.cancelled.load(Ordering::Relaxed) {
                     return Err(EngineError::Interrupted);
                 }
-                self.chunk(session, chunk, trace.as_deref_mut())?;
+                session.intact = false;
+                self.one_chunk(session, chunk, trace.as_deref_mut())?;
+                session.intact = true;
                 let first = session.position;
                 session.position += chunk.len();
                 done += chunk.len();
-                if tokens.len() > 1 {
-                    self.options.watch.tell(Event::Prefilled { tokens: done, of: tokens.len() });
+                if of.end > 1 {
+                    self.options.watch.tell(Event::Prefilled { tokens: of.start + done, of: of.end });
                 }
                 let rows = match wanted {
+                    Wanted::Nothing => continue,
                     Wanted::All => 0..chunk.len(),
                     Wanted::Last if done == tokens.len() => chunk.len() - 1..chunk.len(),
                     Wanted::Last => continue,
@@ -297,7 +359,7 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let (hidden, vocab) = (self.config.hidden, self.config.vocab);
         let capacity = session.stream.len() / 4;
-        // The normed stream of the chunk stands in the third quarter; see `chunk`.
+        // The normed stream of the chunk stands in the third quarter; see `one_chunk`.
         let normed = &session.stream[2 * capacity..3 * capacity];
         for start in rows.clone().step_by(LOGIT_ROWS) {
             let count = LOGIT_ROWS.min(rows.end - start);
@@ -317,7 +379,7 @@ impl Engine {
     }
 
     /// One chunk through all layers; the head's inputs end up in the third quarter of `session.stream`.
-    fn chunk(
+    fn one_chunk(
         &self,
         session: &mut Session,
         tokens: &[u32],
@@ -339,8 +401,10 @@ impl Engine {
             image_rows,
             row,
             profile,
+            finish_chunks,
             ..
         } = session;
+        let finish_chunks = *finish_chunks;
         profile.start();
         let [prefix, mixed, normed, delta] = quarters(stream, capacity, n * hidden);
         let block = self.config.attn_res_block;
@@ -356,7 +420,7 @@ impl Engine {
         let moe_sizes = MoeBuffers::of(&self.config, n);
         for (l, (layer, state)) in self.layers.iter().zip(state.iter_mut()).enumerate() {
             // A chunk of a large model takes minutes; a single token is finished, and the state stays usable.
-            if n > 1 && self.options.cancelled.load(Ordering::Relaxed) {
+            if n > 1 && !finish_chunks && self.options.cancelled.load(Ordering::Relaxed) {
                 return Err(EngineError::Interrupted);
             }
             let starts_block = block.is_some_and(|block| l % block == 0);

@@ -1,7 +1,9 @@
 //! One sequence: the state it carries, and the buffers it is computed in.
 
 use waste_common::container::RowBuffer;
+use zerocopy::IntoBytes;
 
+use crate::error::EngineError;
 use crate::layers::kda::KdaState;
 use crate::layers::kv_cache::KvCache;
 use crate::layers::tables::Tables;
@@ -16,9 +18,63 @@ pub enum LayerState {
     Mla(KvCache),
 }
 
+impl LayerState {
+    /// What it holds of the first `rows` tokens, as bytes in a fixed order.
+    pub(crate) fn parts(&self, rows: usize) -> Vec<&[u8]> {
+        match self {
+            LayerState::Kda(state) => {
+                std::iter::once(&state.recurrent).chain(&state.conv).map(|x| x.as_bytes()).collect()
+            }
+            LayerState::Mla(cache) => cache.parts(rows),
+        }
+    }
+
+    /// The same to write to.
+    pub(crate) fn parts_mut(&mut self, rows: usize) -> Vec<&mut [u8]> {
+        match self {
+            LayerState::Kda(state) => {
+                let parts = std::iter::once(&mut state.recurrent).chain(&mut state.conv);
+                parts.map(|x| x.as_mut_bytes()).collect()
+            }
+            LayerState::Mla(cache) => cache.parts_mut(rows),
+        }
+    }
+
+    fn head(&self, rows: usize) -> LayerState {
+        match self {
+            LayerState::Kda(state) => LayerState::Kda(state.clone()),
+            LayerState::Mla(cache) => LayerState::Mla(cache.head(rows)),
+        }
+    }
+}
+
+/// The exact state of a sequence at a position, apart from the buffers it is computed in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Snapshot {
+    position: usize,
+    state: Vec<LayerState>,
+    image_rows: Vec<f32>,
+}
+
+impl Snapshot {
+    /// Tokens in the state.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// The memory it takes.
+    pub fn bytes(&self) -> usize {
+        let parts = self.state.iter().flat_map(|state| state.parts(self.position));
+        parts.map(<[u8]>::len).sum::<usize>() + self.image_rows.as_bytes().len()
+    }
+}
+
 /// One sequence: its state, and the buffers it is computed in.
 pub struct Session {
     pub(crate) position: usize,
+    /// The state is that of `position` tokens: no pass stopped within it.
+    pub(crate) intact: bool,
+    pub(crate) finish_chunks: bool,
     pub(crate) state: Vec<LayerState>,
     pub(crate) stream: Vec<f32>,
     pub(crate) blocks: Vec<f32>,
@@ -57,9 +113,69 @@ impl Session {
         self.image_rows.extend(rows);
     }
 
+    /// An interrupt from now on waits for the end of a prompt's chunk, so that the state stays usable.
+    pub fn finish_chunks(&mut self) {
+        self.finish_chunks = true;
+    }
+
+    /// Takes the state; [`restore`](Self::restore) goes back to it, bit for bit.
+    ///
+    /// # Errors
+    /// A pass failed on the way, so that the state is that of no position.
+    pub fn snapshot(&self) -> Result<Snapshot, EngineError> {
+        self.check_intact()?;
+        Ok(Snapshot {
+            position: self.position,
+            state: self.state.iter().map(|state| state.head(self.position)).collect(),
+            image_rows: self.image_rows.iter().copied().collect(),
+        })
+    }
+
+    /// The memory that [`snapshot`](Self::snapshot) would take at a position.
+    pub fn snapshot_bytes(&self, position: usize) -> usize {
+        self.state.iter().flat_map(|state| state.parts(position)).map(<[u8]>::len).sum()
+    }
+
+    /// Back to a state that was taken, of this session or another one of an engine with the same model and options.
+    ///
+    /// # Errors
+    /// The state does not fit; then nothing has changed.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), EngineError> {
+        let rows = snapshot.position;
+        let lengths = |state: &[LayerState]| -> Vec<usize> {
+            state.iter().flat_map(|state| state.parts(rows)).map(<[u8]>::len).collect()
+        };
+        if lengths(&self.state) != lengths(&snapshot.state) {
+            return Err(EngineError::Option {
+                what: "snapshot",
+                why: "it is of another model, of other options, or longer than the context".to_owned(),
+            });
+        }
+        for (state, from) in self.state.iter_mut().zip(&snapshot.state) {
+            for (part, from) in state.parts_mut(rows).into_iter().zip(from.parts(rows)) {
+                part.copy_from_slice(from);
+            }
+        }
+        self.image_rows = snapshot.image_rows.iter().copied().collect();
+        self.position = rows;
+        self.intact = true;
+        Ok(())
+    }
+
+    pub(crate) fn check_intact(&self) -> Result<(), EngineError> {
+        if self.intact {
+            return Ok(());
+        }
+        Err(EngineError::Option {
+            what: "session",
+            why: "a pass failed, and its state is that of no position; reset or restore it".to_owned(),
+        })
+    }
+
     /// Back to the empty sequence.
     pub fn reset(&mut self) {
         self.position = 0;
+        self.intact = true;
         self.image_rows.clear();
         for state in &mut self.state {
             if let LayerState::Kda(state) = state {

@@ -31,6 +31,17 @@ pub enum Source {
     Checkpoint(Arc<Checkpoint>),
 }
 
+impl Source {
+    /// Which model this is: the SHA-256 of a container's manifest, which is over all its checksums; of a checkpoint, of
+    /// its configuration and the sizes of its files.
+    pub fn fingerprint(&self) -> String {
+        match self {
+            Source::Container(container) => container.manifest_sha256().to_owned(),
+            Source::Checkpoint(checkpoint) => checkpoint.fingerprint(),
+        }
+    }
+}
+
 /// Loads a model's tensors from a source.
 pub struct Loader<'a> {
     source: &'a Source,

@@ -3,6 +3,7 @@
 use std::num::ParseIntError;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use waste_common::cli::CommonArgs;
@@ -124,9 +125,15 @@ pub struct RunArgs {
     /// Do not put [BOS] before the text
     #[arg(long)]
     pub no_bos: bool,
-    /// Most tokens to write
-    #[arg(short = 'n', long = "tokens", value_name = "N", default_value_t = 128, value_parser = number::<usize>, allow_negative_numbers = true, help_heading = "Sampling")]
-    pub tokens: usize,
+    /// Most tokens to write [default: 128, or with --session what an interrupted answer lacks]
+    #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = number::<usize>, allow_negative_numbers = true, help_heading = "Sampling")]
+    pub tokens: Option<usize>,
+    /// Go on from the state in this file, if there is one, and leave the new state there: at the end, and on Ctrl-C
+    #[arg(long, value_name = "FILE", help_heading = "Sessions")]
+    pub session: Option<PathBuf>,
+    /// Also save it while writing, every so many minutes (0.5 is half a minute; 0 after each token)
+    #[arg(long, value_name = "MINUTES", requires = "session", value_parser = minutes, allow_negative_numbers = true, help_heading = "Sessions")]
+    pub autosave: Option<Duration>,
     /// Sampling
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -357,6 +364,14 @@ fn chunk(text: &str) -> Result<usize, String> {
 
 fn budget(text: &str) -> Result<Budget, String> {
     text.parse()
+}
+
+/// A time in minutes, at most a year.
+fn minutes(text: &str) -> Result<Duration, String> {
+    let minutes = text.parse().ok().filter(|minutes| (0.0..=525_600.0).contains(minutes));
+    let minutes: f64 =
+        minutes.ok_or_else(|| "expected minutes from 0 to 525600, such as 10 or 0.5".to_owned())?;
+    Ok(Duration::from_secs_f64(60.0 * minutes))
 }
 
 /// Token ids, separated by commas or white space.

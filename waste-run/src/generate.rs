@@ -5,12 +5,13 @@ use waste_common::cli::{Exit, Failure, Output, resolve_model};
 use waste_common::machine::{Paging, peak_rss_bytes};
 use waste_engine::experts::Rank;
 use waste_engine::tokenizer::{Tokenizer, TokenizerError};
-use waste_engine::{EngineError, Finish, Request};
+use waste_engine::{EngineError, Finish, Listener, Request, Session, SoFar};
 
 use crate::args::{RunArgs, TextArgs};
 use crate::input;
 use crate::open::{self, size};
 use crate::sampling;
+use crate::session::{self, Going, Keeper};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -18,6 +19,8 @@ struct Report<'a> {
     ids: &'a [u32],
     prompt_tokens: usize,
     tokens: usize,
+    /// Those that an interrupted run had written; their text is written again.
+    resumed_tokens: usize,
     finish_reason: &'static str,
     seconds: Seconds,
     tokens_per_second: f64,
@@ -49,6 +52,32 @@ struct Seconds {
     decode: f64,
 }
 
+/// Streams the text, and keeps the session.
+struct Teller<'a> {
+    output: &'a Output,
+    keeper: Option<Keeper<'a>>,
+    /// What standard output said, which an engine error would hide.
+    failed: Option<Failure>,
+}
+
+impl Listener for Teller<'_> {
+    fn text(&mut self, text: &str) -> Result<(), EngineError> {
+        if self.output.json() {
+            return Ok(());
+        }
+        let mut stdout = self.output.text();
+        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|failure| {
+            let error = EngineError::Sink(failure.message.clone());
+            self.failed = Some(failure);
+            error
+        })
+    }
+
+    fn pause(&mut self, session: &Session, so_far: &SoFar<'_>) -> Result<(), EngineError> {
+        self.keeper.as_mut().map_or(Ok(()), |keeper| keeper.pause(session, so_far))
+    }
+}
+
 /// Runs the model on a prompt and streams what it writes.
 pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
     let model = args.model.as_deref().ok_or_else(|| Failure::usage("a MODEL is needed; see --help"))?;
@@ -58,21 +87,26 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
         Err(TokenizerError::Missing { .. }) if args.ids.is_some() => None,
         outcome => Some(outcome?),
     };
+    let saved = session::open(&args, found.fingerprint())?;
+    let text = TextArgs { text: args.prompt.clone(), file: args.file.clone() };
     let prompt = match (&args.ids, &tokenizer) {
         (Some(ids), _) => ids.0.clone(),
+        // A session goes on without a prompt too.
+        _ if saved.is_some() && text.text.is_none() && text.file.is_none() => Vec::new(),
         (None, None) => return Err(Failure::internal("no tokenizer")),
         (None, Some(tokenizer)) => {
-            let text = TextArgs { text: args.prompt.clone(), file: args.file.clone() };
             let text = input::text(&text, model.chained().is_some())?;
-            input::encode(tokenizer, &text, !args.no_bos)?
+            input::encode(tokenizer, &text, !args.no_bos && saved.is_none())?
         }
     };
+    let mut going = Going::new(&args, saved, prompt)?;
     let mut request = Request {
-        max_tokens: args.tokens,
+        max_tokens: going.max_tokens,
         sampler: sampling::options(&args.sampling),
         stop: args.sampling.stop.clone(),
         stop_ids: sampling::stop_ids(found.config(), tokenizer.as_ref(), model.path())?,
-        prompt,
+        prompt: going.pending.clone(),
+        begun: going.begun.clone(),
         ..Request::default()
     };
     request.check()?;
@@ -90,22 +124,14 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
         Some(tokenizer) => request.mask = sampling::mask(&args.sampling, found.config(), tokenizer),
     }
 
-    let opened = found.plan(&request.prompt, output)?.load(output)?;
+    let opened = found.plan(&going.tokens, output)?.load(output)?;
     let engine = &opened.engine;
-    let mut session = engine.session()?;
-    let mut failed = None;
-    let outcome = waste_engine::generate(engine, &mut session, tokenizer.as_ref(), &request, &mut |text| {
-        if output.json() {
-            return Ok(());
-        }
-        let mut stdout = output.text();
-        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|failure| {
-            let error = EngineError::Sink(failure.message.clone());
-            failed = Some(failure);
-            error
-        })
-    });
-    if let Some(failure) = failed {
+    let mut session = going.start(engine, args.session.is_some())?;
+    let begun = going.begun_tokens();
+    let keeper = args.session.as_deref().map(|path| Keeper::new(path, args.autosave, engine, going, output));
+    let mut teller = Teller { output, keeper, failed: None };
+    let outcome = waste_engine::generate(engine, &mut session, tokenizer.as_ref(), &request, &mut teller);
+    if let Some(failure) = teller.failed {
         return Err(failure);
     }
     let generation = outcome?;
@@ -113,12 +139,13 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
     let reads = engine.read_stats();
     let rate = |tokens: usize, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
     // The first token comes out of the prompt's pass.
-    let decoded = generation.tokens.len().saturating_sub(1);
+    let decoded = generation.tokens.len().saturating_sub(1 + begun);
     let report = Report {
         text: &generation.text,
         ids: &generation.tokens,
         prompt_tokens: request.prompt.len(),
         tokens: generation.tokens.len(),
+        resumed_tokens: begun,
         finish_reason: generation.finish.reason(),
         seconds: Seconds {
             load: opened.load_seconds,

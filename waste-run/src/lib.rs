@@ -12,6 +12,7 @@ mod learn;
 mod open;
 mod perplexity;
 mod sampling;
+mod session;
 mod tokens;
 
 use waste_common::cli::{Exit, Failure, Output, Tool};
@@ -31,6 +32,8 @@ pub const TOOL: Tool = Tool {
                Sample, reproducibly:    waste-run k3.waste --file prompt.txt --temp 0.8 --top-p 0.95 --seed 7\n  \
                The next token:          waste-run eval k3.waste \"The capital of France is\" --top 5\n  \
                Begin warm next time:    waste-run k3.waste \"Once upon a time\" --learn\n  \
+               Over hours and crashes:  waste-run k3.waste --file prompt.txt --session s.waste-session --autosave 10\n  \
+               And go on later:         waste-run k3.waste --session s.waste-session\n  \
                What 3 bits cost:        waste-run perplexity k3.waste --file text.txt --run 255 --bos\n  \
                And against the source:  waste-run perplexity k3.waste --against Kimi-K3 --file text.txt --run 255 --bos\n  \
                Count a prompt:          waste-run tokenize k3.waste --file prompt.txt --json\n  \

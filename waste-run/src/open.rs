@@ -37,6 +37,7 @@ pub struct Opened {
 pub struct Found<'a> {
     dir: &'a Path,
     args: &'a ModelArgs,
+    fingerprint: String,
     sizes: ModelSizes,
     options: PlanOptions,
     learning: Option<Learning>,
@@ -83,17 +84,23 @@ pub fn find<'a>(model: &'a Model, args: &'a ModelArgs, output: &Output) -> Resul
         }
         Source::Checkpoint(_) => None,
     };
+    let fingerprint = source.fingerprint();
     let sizes = match source {
         Source::Container(container) => ModelSizes::of_container(&container)?,
         Source::Checkpoint(checkpoint) => ModelSizes::of_checkpoint_run_directly(checkpoint.config())?,
     };
-    Ok(Found { dir, args, sizes, options, learning })
+    Ok(Found { dir, args, fingerprint, sizes, options, learning })
 }
 
 impl<'a> Found<'a> {
     /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.sizes.config
+    }
+
+    /// Which model it is.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
     }
 
     /// The context length of the run.

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use waste_common::cli::Failure;
-use waste_common::config::{ModelConfig, read_eos};
-use waste_common::json::{self, MANIFEST_BYTES_MAX};
+use waste_common::config::ModelConfig;
+use waste_engine::defaults::Defaults;
 use waste_engine::sampler::{Mask, SamplerOptions};
 use waste_engine::tokenizer::Tokenizer;
 
@@ -33,27 +33,11 @@ pub fn mask(args: &SamplingArgs, config: &ModelConfig, tokenizer: &Tokenizer) ->
     (!args.no_mask).then_some(mask)
 }
 
-/// Every id that ends a text: what the configurations name, and [EOS]; the files disagree, so all of them stop.
+/// Every id that ends a text.
 pub fn stop_ids(
     config: &ModelConfig,
     tokenizer: Option<&Tokenizer>,
     dir: &Path,
 ) -> Result<Vec<u32>, Failure> {
-    let mut ids = config.eos.clone();
-    let path = dir.join("generation_config.json");
-    if path.exists() {
-        let invalid = |what: &str| {
-            Failure::data("invalid_generation_config", format!("{}: expected {what}", path.display()))
-        };
-        let generation = json::read(&path, MANIFEST_BYTES_MAX)?;
-        let generation = generation.as_object().ok_or_else(|| invalid("a JSON object"))?;
-        let eos = read_eos(generation.get("eos_token_id"));
-        ids.extend(
-            eos.ok_or_else(|| invalid("`eos_token_id` to be a token id or a list of at most 64 of them"))?,
-        );
-    }
-    ids.extend(tokenizer.and_then(Tokenizer::eos));
-    ids.sort_unstable();
-    ids.dedup();
-    Ok(ids)
+    Ok(Defaults::read(dir, config, tokenizer)?.stop_ids)
 }

@@ -86,6 +86,15 @@ pub fn peak_rss_bytes() -> Option<u64> {
     }
 }
 
+/// What this process has in RAM now. Linux only.
+pub fn resident_bytes() -> Option<u64> {
+    if cfg!(target_os = "linux") {
+        kibibytes(&small_file(Path::new("/proc/self/status"))?, "VmRSS:")
+    } else {
+        None
+    }
+}
+
 /// The page faults of this process that had to read from disk: above a few, the machine pages. Linux only.
 pub fn major_faults() -> Option<u64> {
     if cfg!(target_os = "linux") {

@@ -13,7 +13,7 @@ mod paging;
 mod reservation;
 
 pub use cpus::CpuList;
-pub use memory::{major_faults, peak_rss_bytes, storage_bytes_read};
+pub use memory::{major_faults, peak_rss_bytes, resident_bytes, storage_bytes_read};
 pub use mounts::{Mount, mounts};
 pub use paging::{Paging, PagingWatch};
 pub use reservation::{Reservation, ReservationError, ReservationInfo, reserved};

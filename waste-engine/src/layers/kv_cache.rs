@@ -2,6 +2,7 @@
 
 use waste_common::plan::KvType;
 use waste_common::quant::{GROUP, half};
+use zerocopy::IntoBytes;
 
 use crate::kernels::Kernels;
 
@@ -37,6 +38,53 @@ impl KvCache {
             }
         };
         KvCache { width, rows }
+    }
+
+    /// The first `rows` rows, as they are kept.
+    pub fn head(&self, rows: usize) -> KvCache {
+        let numbers = rows * self.width;
+        let rows = match &self.rows {
+            Rows::F32(all) => Rows::F32(all[..numbers].to_vec()),
+            Rows::F16(all) => Rows::F16(all[..numbers].to_vec()),
+            Rows::Q8 { values, scales } => Rows::Q8 {
+                values: values[..numbers].to_vec(),
+                scales: scales[..rows * self.width.div_ceil(GROUP)].to_vec(),
+            },
+        };
+        KvCache { width: self.width, rows }
+    }
+
+    /// The bytes of the first `rows` rows as they are kept, for a state that is stored elsewhere; shorter than wanted
+    /// if the cache is.
+    pub fn parts(&self, rows: usize) -> Vec<&[u8]> {
+        let (numbers, scales_wanted) = (rows * self.width, rows * self.width.div_ceil(GROUP));
+        match &self.rows {
+            Rows::F32(all) => vec![all[..numbers.min(all.len())].as_bytes()],
+            Rows::F16(all) => vec![all[..numbers.min(all.len())].as_bytes()],
+            Rows::Q8 { values, scales } => vec![
+                &values[..numbers.min(values.len())],
+                scales[..scales_wanted.min(scales.len())].as_bytes(),
+            ],
+        }
+    }
+
+    /// The same to write to.
+    pub fn parts_mut(&mut self, rows: usize) -> Vec<&mut [u8]> {
+        let (numbers, scales_wanted) = (rows * self.width, rows * self.width.div_ceil(GROUP));
+        match &mut self.rows {
+            Rows::F32(all) => {
+                let end = numbers.min(all.len());
+                vec![all[..end].as_mut_bytes()]
+            }
+            Rows::F16(all) => {
+                let end = numbers.min(all.len());
+                vec![all[..end].as_mut_bytes()]
+            }
+            Rows::Q8 { values, scales } => {
+                let (end, scales_end) = (numbers.min(values.len()), scales_wanted.min(scales.len()));
+                vec![&mut values[..end], scales[..scales_end].as_mut_bytes()]
+            }
+        }
     }
 
     /// Keeps a token's row.

@@ -1,0 +1,48 @@
+//! `waste-serve`: a model over HTTP, as clients of the OpenAI API expect it.
+//!
+//! [`app`] is the whole server without a socket: requests are checked, rendered and tokenized where they come in
+//! ([`request`]), wait in one line ([`queue`]), and are answered one after the other by the thread that owns the model
+//! ([`worker`]); what it says is written as JSON or as events ([`answer`], [`wire`]).
+#![forbid(unsafe_code)]
+
+pub mod access;
+mod answer;
+mod app;
+pub mod args;
+mod calls;
+pub mod error;
+mod fields;
+pub mod job;
+mod listen;
+pub mod metrics;
+pub mod model;
+mod open;
+pub mod queue;
+pub mod request;
+mod run;
+pub mod service;
+mod wire;
+pub mod worker;
+
+pub use app::app;
+pub use run::run;
+pub use service::{Facts, Service, Settings};
+
+use waste_common::cli::Tool;
+
+/// What the tool says about itself.
+pub const TOOL: Tool = Tool {
+    name: "waste-serve",
+    version: env!("CARGO_PKG_VERSION"),
+    schema: "waste-serve/1",
+    examples: "  Serve this machine:      waste-serve k3.waste\n  \
+               Ask it something:        curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n                           \
+               -d '{\"model\":\"k3\",\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n  \
+               Serve others, with keys: waste-serve k3.waste --host 0.0.0.0 --api-key-file keys.txt\n  \
+               From a pipeline:         waste-plan k3.waste --json | waste-serve -\n\n\
+               Environment (empty is unset; an option wins):\n  \
+               WASTE_BUDGET     as --budget\n  \
+               WASTE_THREADS    as --threads\n  \
+               WASTE_API_KEY    keys, one a line",
+    details: Vec::new,
+};

@@ -1,0 +1,211 @@
+//! The model: looked at, planned, and opened by the worker.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use waste_common::cli::{Chained, Failure, Kind, Output, resolve_model};
+use waste_common::io::Bypass;
+use waste_common::machine::{Machine, Reservation};
+use waste_common::plan::{self, Budget, MemoryPlan, ModelSizes, PlanOptions};
+use waste_engine::chat::{self, ChatFormat, Effort};
+use waste_engine::defaults::Defaults;
+use waste_engine::experts::Usage;
+use waste_engine::experts::usage::USAGE;
+use waste_engine::open::{self, Reserved};
+use waste_engine::sampler::SamplerOptions;
+use waste_engine::tokenizer::Tokenizer;
+use waste_engine::weights::Source;
+use waste_engine::{Engine, EngineOptions, open_source};
+
+use crate::args::Args;
+use crate::model::{EngineModel, Model, Reuse, ScriptModel};
+use crate::service::{Facts, Settings};
+use crate::worker::Open;
+
+/// The states of a conversation that are kept.
+const STATES: u64 = 3;
+/// The default share of the usable RAM for kept states.
+const REUSE_SHARE: u64 = 16;
+
+/// A model that was looked at.
+pub struct Found {
+    /// What requests need to know.
+    pub facts: Facts,
+    /// What is set.
+    pub settings: Settings,
+    /// How the worker opens it.
+    pub open: Box<Open>,
+}
+
+/// Looks at the model, and plans its memory.
+///
+/// # Errors
+/// It is none, or does not fit.
+pub fn find(args: &Args, output: &Output) -> Result<Found, Failure> {
+    let model = resolve_model(&args.model)?;
+    let dir = model.path().to_owned();
+    if let Some(chained) = model.chained().filter(|chained| chained.kind == Kind::Config) {
+        let message =
+            format!("{} has no weights; a container or a checkpoint is needed", chained.path.display());
+        return Err(Failure::data("wrong_kind", message));
+    }
+    let (source, config) = open_source(&dir)?;
+    let tokenizer = Tokenizer::open(&dir)?;
+    let format = ChatFormat::find(&dir, &tokenizer, chat::Choice::default());
+    let defaults = Defaults::read(&dir, &config, Some(&tokenizer))?;
+    let settings = settings(args, &dir, format.as_ref().ok(), &defaults);
+    let fingerprint = source.fingerprint();
+    let (ctx, open): (usize, Box<Open>) = match &args.script {
+        Some(script) => {
+            let (script, tokens) = (script.clone(), dir.clone());
+            let ctx = args.ctx.unwrap_or(PlanOptions::CTX);
+            (ctx, Box::new(move || Ok(Box::new(ScriptModel::read(&script, &Tokenizer::open(&tokens)?)?))))
+        }
+        None => engine(args, &dir, source, model.chained(), output)?,
+    };
+    let vocab = config.vocab;
+    let facts = Facts { tokenizer, format, vocab, ctx, stop_ids: defaults.stop_ids, fingerprint };
+    Ok(Found { facts, settings, open })
+}
+
+fn settings(args: &Args, dir: &Path, format: Option<&ChatFormat>, defaults: &Defaults) -> Settings {
+    // What the hosted models are run with, where the files say nothing.
+    let (temperature, top_p) = if format.is_some_and(ChatFormat::thinks) { (1.0, 0.95) } else { (0.6, 1.0) };
+    let name = dir.file_stem().map(|name| name.to_string_lossy().into_owned());
+    let effort: Option<Effort> = args.effort.parse().ok().filter(|_| !args.no_thinking);
+    Settings {
+        model_id: args.model_id.clone().or(name).unwrap_or_else(|| "model".to_owned()),
+        any_model: args.any_model,
+        max_tokens: args.max_tokens.max(1),
+        effort,
+        strict_effort: args.strict_effort,
+        sampler: SamplerOptions {
+            temperature: defaults.temperature.unwrap_or(temperature),
+            top_p: defaults.top_p.unwrap_or(top_p),
+            ..SamplerOptions::default()
+        },
+        completions_markup: args.completions_markup,
+        extra: !args.no_extra,
+        queue: args.queue,
+        queue_timeout: args.queue_timeout,
+        max_body: usize::try_from(args.max_body.bytes()).unwrap_or(usize::MAX),
+        log_content: args.log_content,
+    }
+}
+
+/// Plans, reserves, and says how the engine is opened.
+fn engine(
+    args: &Args,
+    dir: &Path,
+    source: Source,
+    planned: Option<&Chained>,
+    output: &Output,
+) -> Result<(usize, Box<Open>), Failure> {
+    let options = plan_options(args, planned)?;
+    let mut sizes = match &source {
+        Source::Container(container) => ModelSizes::of_container(container)?,
+        Source::Checkpoint(checkpoint) => ModelSizes::of_checkpoint_run_directly(checkpoint.config())?,
+    };
+    let machine = Machine::probe()?;
+    let slots = if args.no_reuse { 0 } else { args.reuse_slots };
+    let state = plan::plan(&sizes, &options, &machine)?.state_bytes;
+    let wanted = state.saturating_mul(STATES).saturating_mul(slots as u64);
+    let most = args.reuse_bytes.map_or(machine.usable_ram_bytes / REUSE_SHARE, |size| size.bytes());
+    let kept = wanted.min(most);
+    // They stay in memory like the trunk, so they are planned with it.
+    sizes.trunk_bytes = sizes.trunk_bytes.saturating_add(kept);
+    let what = format!("waste-serve {}", dir.display());
+    let Reserved { plan, reservation, unseen } = open::reserve(&sizes, &options, &machine, &what)?;
+    if let Some(error) = unseen {
+        output.detail(format_args!("other engines are not considered: {error}"));
+    }
+    output.note(&plan.explanation);
+    plan.warnings.iter().for_each(|warning| output.warn(warning));
+    output.detail(format_args!("{kept} bytes are for the states of {slots} conversations"));
+    let engine_options = EngineOptions {
+        arith: args.arith,
+        cpus: args.cpus.as_ref().map(|cpus| cpus.0.clone()),
+        bypass: if args.no_direct_io { Bypass::Off } else { Bypass::On },
+        verify: args.verify,
+        ..EngineOptions::default()
+    }
+    .within(&plan);
+    let usage = match &source {
+        Source::Container(container) => Some((dir.join(USAGE), container.manifest_sha256().to_owned())),
+        Source::Checkpoint(_) => None,
+    };
+    let ctx = plan.ctx;
+    let opening = Opening {
+        dir: dir.to_owned(),
+        options: engine_options,
+        usage,
+        learn: args.learn,
+        slots,
+        kept: usize::try_from(kept).unwrap_or(usize::MAX),
+        _plan: plan,
+        _reservation: reservation,
+    };
+    Ok((ctx, Box::new(move || opening.open())))
+}
+
+/// Everything to open the engine with, again if need be.
+struct Opening {
+    dir: PathBuf,
+    options: EngineOptions,
+    usage: Option<(PathBuf, String)>,
+    learn: bool,
+    slots: usize,
+    kept: usize,
+    _plan: MemoryPlan,
+    /// Held so that other engines know.
+    _reservation: Option<Reservation>,
+}
+
+impl Opening {
+    fn open(&self) -> Result<Box<dyn Model>, Failure> {
+        let learned =
+            self.usage.as_ref().and_then(|(path, manifest)| Usage::load(path, manifest).ok().flatten());
+        let options = EngineOptions { usage: learned.map(Arc::new), ..self.options.clone() };
+        let engine = Engine::open(&self.dir, options)?;
+        let usage = self.usage.clone().filter(|_| self.learn);
+        let farewell = usage.map(|(path, manifest)| {
+            let leave = move |engine: &Engine| {
+                let mut usage = Usage::load(&path, &manifest).ok().flatten().unwrap_or_default();
+                engine.learn(&mut usage);
+                // It only saves time.
+                let _ = usage.save(&path, &manifest);
+            };
+            Box::new(leave) as _
+        });
+        Ok(Box::new(EngineModel::new(engine, Reuse::new(self.slots, self.kept), farewell)?))
+    }
+}
+
+fn plan_options(args: &Args, planned: Option<&Chained>) -> Result<PlanOptions, Failure> {
+    let env = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+    let wrong = |name: &str, error: String| Failure::usage(format!("{name}: {error}"));
+    let mut options = PlanOptions {
+        chunk: args.prefill_chunk.unwrap_or(PlanOptions::CHUNK),
+        threads: EngineOptions::default().threads,
+        ..PlanOptions::default()
+    };
+    if let Some(planned) = planned {
+        options.budget = planned.budget_bytes()?.map_or(options.budget, Budget::Bytes);
+        options.ctx = planned.ctx()?.map_or(options.ctx, |ctx| usize::try_from(ctx).unwrap_or(usize::MAX));
+        if let Some(kv) = planned.kv()? {
+            options.kv = kv.parse().map_err(|error: String| Failure::data("invalid_plan", error))?;
+        }
+    }
+    if let Some(budget) = env("WASTE_BUDGET") {
+        options.budget = budget.parse().map_err(|error| wrong("WASTE_BUDGET", error))?;
+    }
+    if let Some(threads) = env("WASTE_THREADS") {
+        options.threads =
+            threads.parse().map_err(|_| wrong("WASTE_THREADS", "expected a number".to_owned()))?;
+    }
+    options.budget = args.budget.unwrap_or(options.budget);
+    options.ctx = args.ctx.unwrap_or(options.ctx);
+    options.kv = args.kv.unwrap_or(options.kv);
+    options.threads = args.threads.or(args.cpus.as_ref().map(|cpus| cpus.0.len())).unwrap_or(options.threads);
+    Ok(options)
+}

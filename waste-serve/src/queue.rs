@@ -1,0 +1,243 @@
+//! The line in front of the engine: first come, first served, so many at most.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::{HeaderValue, StatusCode, header};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::error::ApiError;
+use crate::job::{Event, Job};
+
+/// Failures of the engine in a row that make the server unhealthy.
+const FAILURES_MAX: u32 = 3;
+/// How much of the average the last request is.
+const RECENT: f64 = 0.3;
+
+/// What the server is up to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The model is being loaded.
+    Loading,
+    /// Requests are answered.
+    Serving,
+    /// It ends: nothing new is taken.
+    Draining,
+}
+
+/// A job in the line, or at the engine.
+pub struct Ticket {
+    id: u64,
+    /// What is to be done.
+    pub job: Job,
+    /// Who is told.
+    pub events: UnboundedSender<Event>,
+    /// When it came.
+    pub queued: Instant,
+}
+
+/// The line.
+pub struct Queue {
+    capacity: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    phase: Phase,
+    waiting: VecDeque<Ticket>,
+    running: Option<Instant>,
+    /// After this, what runs is cut.
+    deadline: Option<Instant>,
+    next_id: u64,
+    /// What a request takes, lately.
+    seconds: f64,
+    failures: u32,
+    /// The worker is gone.
+    ended: bool,
+}
+
+/// How the line is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// What the server is up to.
+    pub phase: Phase,
+    /// Jobs at the engine.
+    pub running: usize,
+    /// Jobs in the line.
+    pub waiting: usize,
+    /// Most of them.
+    pub capacity: usize,
+    /// The engine failed too often in a row.
+    pub failing: bool,
+}
+
+/// A client's end of a job. Dropped, it takes the job back: out of the line, or from the engine.
+pub struct Handle {
+    id: u64,
+    queue: Arc<Queue>,
+    /// What the worker says.
+    pub events: UnboundedReceiver<Event>,
+}
+
+impl Handle {
+    /// Jobs that come before this one; `None` once it runs.
+    pub fn ahead(&self) -> Option<usize> {
+        let state = self.queue.lock();
+        let at = state.waiting.iter().position(|ticket| ticket.id == self.id)?;
+        Some(at + usize::from(state.running.is_some()))
+    }
+
+    /// Takes the job out of the line, if it is still there.
+    pub fn withdraw(&self) -> bool {
+        let mut state = self.queue.lock();
+        let before = state.waiting.len();
+        state.waiting.retain(|ticket| ticket.id != self.id);
+        state.waiting.len() < before
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.withdraw();
+    }
+}
+
+impl Queue {
+    /// A line of at most `capacity` waiting jobs.
+    pub fn new(capacity: usize) -> Queue {
+        let state = State {
+            phase: Phase::Loading,
+            waiting: VecDeque::new(),
+            running: None,
+            deadline: None,
+            next_id: 0,
+            seconds: 1.0,
+            failures: 0,
+            ended: false,
+        };
+        Queue { capacity, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How the line is.
+    pub fn status(&self) -> Status {
+        let state = self.lock();
+        Status {
+            phase: state.phase,
+            running: usize::from(state.running.is_some()),
+            waiting: state.waiting.len(),
+            capacity: self.capacity,
+            failing: state.failures >= FAILURES_MAX,
+        }
+    }
+
+    /// Puts a job at the end.
+    ///
+    /// # Errors
+    /// The line is full, or nothing is taken now.
+    pub fn submit(self: &Arc<Self>, job: Job) -> Result<Handle, ApiError> {
+        let mut state = self.lock();
+        match state.phase {
+            _ if state.ended => return Err(ApiError::shutting_down()),
+            Phase::Loading => return Err(ApiError::unavailable("loading", "the model is being loaded")),
+            Phase::Draining => return Err(ApiError::shutting_down()),
+            Phase::Serving => (),
+        }
+        // One more than wait: the first of an idle line is as good as running.
+        let taken = state.waiting.len() + usize::from(state.running.is_some());
+        if taken > self.capacity {
+            let seconds = state.wait_seconds();
+            let message = format!("{} requests are waiting already; try again in {seconds} s", self.capacity);
+            let full = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message);
+            return Err(full.with(header::RETRY_AFTER, HeaderValue::from(seconds)));
+        }
+        let id = state.next_id;
+        state.next_id += 1;
+        let (sender, events) = unbounded_channel();
+        state.waiting.push_back(Ticket { id, job, events: sender, queued: Instant::now() });
+        self.changed.notify_all();
+        Ok(Handle { id, queue: Arc::clone(self), events })
+    }
+
+    /// The model is loaded.
+    pub fn open(&self) {
+        let mut state = self.lock();
+        if state.phase == Phase::Loading {
+            state.phase = Phase::Serving;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next job; `None` when there will be none.
+    pub fn next(&self) -> Option<Ticket> {
+        let mut state = self.lock();
+        loop {
+            if let Some(ticket) = state.waiting.pop_front() {
+                // A client that left is no reason to begin.
+                if ticket.events.is_closed() {
+                    continue;
+                }
+                state.running = Some(Instant::now());
+                return Some(ticket);
+            }
+            if state.phase == Phase::Draining {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The job at the engine has ended; `failed` if that was the engine's fault.
+    pub fn finished(&self, failed: bool) {
+        let mut state = self.lock();
+        if let Some(start) = state.running.take() {
+            state.seconds += RECENT * (start.elapsed().as_secs_f64() - state.seconds);
+        }
+        state.failures = if failed { state.failures.saturating_add(1) } else { 0 };
+        self.changed.notify_all();
+    }
+
+    /// Takes nothing new, sends those who wait away, and gives what runs so much time.
+    pub fn drain(&self, time: Duration) {
+        let mut state = self.lock();
+        state.phase = Phase::Draining;
+        state.deadline.get_or_insert(Instant::now() + time);
+        for ticket in state.waiting.drain(..) {
+            let _ = ticket.events.send(Event::Failed(ApiError::shutting_down()));
+        }
+        self.changed.notify_all();
+    }
+
+    /// Whether what runs is to be cut now.
+    pub fn overdue(&self) -> bool {
+        self.lock().deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// The worker says that it has ended.
+    pub fn end(&self) {
+        let mut state = self.lock();
+        state.ended = true;
+        state.waiting.clear();
+        state.running = None;
+        self.changed.notify_all();
+    }
+
+    /// Whether the worker has ended.
+    pub fn ended(&self) -> bool {
+        self.lock().ended
+    }
+}
+
+impl State {
+    /// How long a new job would wait: the rest of the running one and all that wait, by recent speed.
+    fn wait_seconds(&self) -> u64 {
+        let rest = self.running.map_or(0.0, |start| (self.seconds - start.elapsed().as_secs_f64()).max(0.0));
+        let seconds = rest + self.seconds * self.waiting.len() as f64;
+        (seconds.ceil() as u64).clamp(1, 600)
+    }
+}

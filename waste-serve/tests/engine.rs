@@ -1,0 +1,186 @@
+//! The small model behind the server: what it writes, and what it need not compute again.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
+mod util;
+
+use std::sync::OnceLock;
+
+use serde_json::{Value, json};
+use util::*;
+use waste_engine::{Engine, EngineOptions};
+use waste_serve::Settings;
+use waste_serve::access::Access;
+use waste_serve::model::{EngineModel, Reuse};
+use waste_tests::files::Model;
+use waste_tests::tool::emulated;
+
+fn model() -> &'static Model {
+    static MODEL: OnceLock<Model> = OnceLock::new();
+    MODEL.get_or_init(|| Model::converted(TALES))
+}
+
+fn server(reuse: Reuse) -> Server {
+    server_for(reuse, Access::default())
+}
+
+fn server_for(reuse: Reuse, access: Access) -> Server {
+    let options = EngineOptions { ctx: 4096, chunk: 32, threads: 2, readers: 2, ..EngineOptions::default() };
+    let engine = Engine::open(&model().dir, options).unwrap();
+    let settings = Settings { effort: None, ..Settings::default() };
+    Server::new(facts(&model().dir), settings, access, EngineModel::new(engine, reuse, None).unwrap())
+}
+
+fn keeping() -> Reuse {
+    Reuse::new(2, 1 << 30)
+}
+
+fn ask(messages: &[Value]) -> Value {
+    json!({"model": "model", "messages": messages, "temperature": 0.8, "seed": 3, "max_tokens": 24, "logprobs": true, "top_logprobs": 3})
+}
+
+fn user(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+/// Text and the bits of every log probability.
+fn answer(got: &Value) -> (String, Value, u64) {
+    let choice = &got["choices"][0];
+    let cached = got["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    (choice["message"]["content"].as_str().unwrap_or("").to_owned(), choice["logprobs"].clone(), cached)
+}
+
+/// A prompt that was computed up to the conversation's end before, and one that never was.
+#[test]
+fn a_kept_state_gives_the_bits_of_a_fresh_one() {
+    if emulated() {
+        return;
+    }
+    runtime().block_on(async {
+        let kept = server(keeping());
+        let first = user(&"Once upon a time there was a king who had three daughters. ".repeat(5));
+        let one = kept.chat(&ask(std::slice::from_ref(&first))).await.json();
+        let fresh = answer(&one);
+        assert_eq!(fresh.2, 0);
+        // The same again: all of the prompt is kept, and what it left.
+        let again = answer(&kept.chat(&ask(std::slice::from_ref(&first))).await.json());
+        assert_eq!((&again.0, &again.1), (&fresh.0, &fresh.1));
+        assert_eq!(Some(again.2), one["usage"]["prompt_tokens"].as_u64());
+        // With another note at the end only the conversation is.
+        let mut noted = ask(std::slice::from_ref(&first));
+        noted["response_format"] = json!({"type": "json_object"});
+        let found = answer(&kept.chat(&noted).await.json());
+        assert!(found.2 > 0 && found.2 < one["usage"]["prompt_tokens"].as_u64().unwrap());
+        let expected = answer(&server(Reuse::new(0, 0)).chat(&noted).await.json());
+        assert_eq!((found.0, found.1, expected.2), (expected.0, expected.1, 0));
+    });
+}
+
+#[test]
+fn the_next_turn_computes_only_what_is_new() {
+    if emulated() {
+        return;
+    }
+    runtime().block_on(async {
+        let server = server(keeping());
+        let first = user(&"There was once a miller who had a daughter. ".repeat(80));
+        let one = server.chat(&ask(std::slice::from_ref(&first))).await.json();
+        let prompt = one["usage"]["prompt_tokens"].as_u64().unwrap();
+        assert!(prompt > 800, "{prompt}");
+        let said = json!({"role": "assistant", "content": one["choices"][0]["message"]["content"]});
+        let two = server.chat(&ask(&[first.clone(), said, user("And then?")])).await.json();
+        let cached = two["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        // At least the first message; all of the answer if it was rendered as it was generated.
+        assert!(cached + 20 >= prompt, "{cached} of {prompt}");
+        assert_eq!(two["waste"]["prompt_reused"], cached);
+        // Another conversation knows nothing of it.
+        let other = server.chat(&ask(&[user("Hello")])).await.json();
+        assert!(answer(&other).2 < 10);
+        let metrics = server.get("/metrics").await.text;
+        assert!(
+            metrics.contains(&format!("waste_prompt_tokens_reused_total {}", cached + answer(&other).2)),
+            "{metrics}"
+        );
+    });
+}
+
+#[test]
+fn keys_do_not_share_states() {
+    if emulated() {
+        return;
+    }
+    runtime().block_on(async {
+        let server = server_for(keeping(), Access::new(&["one".to_owned(), "two".to_owned()]));
+        let body = ask(&[user("Once upon a time there was a king.")]);
+        for (key, kept) in [("one", false), ("two", false), ("one", true), ("two", true)] {
+            let mut request = post("/v1/chat/completions", &body);
+            request.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+            assert_eq!(answer(&server.send(request).await.json()).2 > 0, kept, "{key}");
+        }
+    });
+}
+
+#[test]
+fn a_text_goes_on_as_on_the_command_line() {
+    if emulated() {
+        return;
+    }
+    runtime().block_on(async {
+        let server = server(keeping());
+        let args = [model().arg(), "Once upon a time", "-n", "20", "--no-bos", "--json", "-q"];
+        let run = waste_tests::tool::run("waste-run", args).done().json("waste-run/1");
+        let body = json!({"model": "model", "prompt": "Once upon a time", "max_tokens": 20, "temperature": 0, "logprobs": 2});
+        let got = server.post("/v1/completions", &body).await.json();
+        let choice = &got["choices"][0];
+        assert_eq!(choice["text"], run["text"]);
+        let logprobs = &choice["logprobs"];
+        let tokens: String = logprobs["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
+        assert_eq!(json!(tokens), run["text"]);
+        for (i, chosen) in logprobs["token_logprobs"].as_array().unwrap().iter().enumerate() {
+            let best = logprobs["top_logprobs"][i].as_object().unwrap().values().next().unwrap();
+            assert_eq!(chosen, best, "greedy takes the most likely");
+        }
+        // The prompt as ids, streamed, with a stop string.
+        let tokens = server.post("/tokenize", &json!({"prompt": "Once upon a time"})).await.json();
+        let stop = run["text"].as_str().unwrap().split(' ').nth(4).unwrap();
+        let body = json!({"model": "model", "prompt": tokens["tokens"], "max_tokens": 20, "temperature": 0, "stop": stop, "stream": true});
+        let events = server.post("/v1/completions", &body).await.events();
+        let text: String = events.iter().map(|event| event["choices"][0]["text"].as_str().unwrap()).collect();
+        assert_eq!(text, run["text"].as_str().unwrap().split(stop).next().unwrap());
+        assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "stop");
+        // A bias beyond all others chooses.
+        let comma = server.post("/tokenize", &json!({"prompt": ","})).await.json()["tokens"][0].to_string();
+        let body = json!({"model": "model", "prompt": "Once", "max_tokens": 3, "temperature": 0, "logit_bias": {comma: 100}});
+        assert_eq!(server.post("/v1/completions", &body).await.json()["choices"][0]["text"], ",,,");
+    });
+}
+
+#[test]
+fn a_tool_that_must_be_called_is() {
+    if emulated() {
+        return;
+    }
+    runtime().block_on(async {
+        let server = server(keeping());
+        let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+        for (choice, names) in [
+            (json!("required"), &["tide_table", "weather"][..]),
+            (json!({"type": "function", "function": {"name": "weather"}}), &["weather"]),
+        ] {
+            for (thinking, seed) in [(false, 1), (true, 2)] {
+                let body = json!({
+                    "model": "model", "messages": [user("Is the tide high?")], "tools": [tool("tide_table"), tool("weather")],
+                    "tool_choice": choice, "thinking": thinking, "seed": seed, "max_tokens": 120, "temperature": 1.0,
+                });
+                let got = server.chat(&body).await.json();
+                let name = got["choices"][0]["message"]["tool_calls"][0]["function"]["name"].as_str().unwrap_or("none");
+                assert!(names.contains(&name), "{got}");
+            }
+        }
+        let mut none = ask(&[user("Is the tide high?")]);
+        none["tools"] = json!([tool("tide_table")]);
+        none["tool_choice"] = "none".into();
+        let got = server.chat(&none).await.json();
+        assert!(got["choices"][0]["message"].get("tool_calls").is_none(), "{got}");
+    });
+}
