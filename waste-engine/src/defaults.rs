@@ -47,7 +47,11 @@ impl Defaults {
     ///
     /// # Errors
     /// `generation_config.json` is there and cannot be used.
-    pub fn read(dir: &Path, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Defaults, DefaultsError> {
+    pub fn read(
+        dir: &Path,
+        config: &ModelConfig,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Defaults, DefaultsError> {
         let mut defaults = Defaults { stop_ids: config.eos.clone(), ..Defaults::default() };
         let path = dir.join("generation_config.json");
         if path.exists() {

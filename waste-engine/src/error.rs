@@ -11,8 +11,8 @@ use waste_common::io::{OutOfMemory, ReadError};
 use waste_common::json::JsonError;
 
 use crate::chat::ChatError;
-use crate::saved::SavedError;
 use crate::sampler::{SamplerError, StopError};
+use crate::saved::SavedError;
 use crate::tokenizer::TokenizerError;
 
 /// An engine error.

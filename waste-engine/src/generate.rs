@@ -225,7 +225,12 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    fn token(&mut self, token: u32, text: &mut String, listener: &mut dyn Listener) -> Result<(), EngineError> {
+    fn token(
+        &mut self,
+        token: u32,
+        text: &mut String,
+        listener: &mut dyn Listener,
+    ) -> Result<(), EngineError> {
         let Some(tokenizer) = self.tokenizer else { return Ok(()) };
         let shown = self.stop.push(&self.stream.push(tokenizer.token_bytes(token)?));
         show(shown, text, listener)

@@ -132,7 +132,11 @@ impl Coded for SavedError {
     fn fields(&self) -> Map<String, Value> {
         match self {
             SavedError::File(error) => error.fields(),
-            _ => self.path().map(|path| ("file".to_owned(), path.display().to_string().into())).into_iter().collect(),
+            _ => self
+                .path()
+                .map(|path| ("file".to_owned(), path.display().to_string().into()))
+                .into_iter()
+                .collect(),
         }
     }
 }
@@ -167,7 +171,8 @@ impl Saved {
         let mut reader = BufReader::with_capacity(PIECE, file);
         let mut prefix = [0; PREFIX];
         let known = read_up_to(&mut reader, &mut prefix).map_err(io("read"))?;
-        let u32_at = |at: usize| u32::from_le_bytes([prefix[at], prefix[at + 1], prefix[at + 2], prefix[at + 3]]);
+        let u32_at =
+            |at: usize| u32::from_le_bytes([prefix[at], prefix[at + 1], prefix[at + 2], prefix[at + 3]]);
         if known < MAGIC.len() || prefix[..4] != MAGIC {
             return Err(SavedError::NotASession { path: path.to_owned() });
         }
@@ -264,7 +269,9 @@ impl Saved {
         let images = image_rows.checked_mul(row_bytes).and_then(|bytes| u64::try_from(bytes).ok());
         let layers = session.snapshot_bytes(*position) as u64;
         if images.and_then(|images| images.checked_add(layers)) != Some(self.state.1) {
-            return Err(SavedError::Damaged { path: path(), why: "its state has another length".to_owned() }.into());
+            return Err(
+                SavedError::Damaged { path: path(), why: "its state has another length".to_owned() }.into()
+            );
         }
         let io = || FileError::io("read", &self.path);
         session.intact = false;

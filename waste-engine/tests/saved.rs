@@ -14,8 +14,8 @@ use waste_common::plan::KvType;
 use waste_engine::sampler::{SamplerOptions, SamplerState};
 use waste_engine::saved::{self, ImageSpan, Text};
 use waste_engine::{
-    Arith, Begun, Engine, EngineError, EngineOptions, Event, Finish, Listener, Request, Saved, SavedError, Session,
-    SoFar, Wanted, Watch, generate,
+    Arith, Begun, Engine, EngineError, EngineOptions, Event, Finish, Listener, Request, Saved, SavedError,
+    Session, SoFar, Wanted, Watch, generate,
 };
 
 const K3: &str = "interop/tiny-k3.waste";
@@ -240,8 +240,14 @@ impl Listener for Saver<'_> {
     fn pause(&mut self, session: &Session, so_far: &SoFar<'_>) -> Result<(), EngineError> {
         if so_far.finish.is_some() {
             let tokens = [&self.before, so_far.tokens].concat();
-            let text =
-                Text { tokens, images: Vec::new(), sampler: so_far.sampler.clone(), answer: 70, left: 1, ended: false };
+            let text = Text {
+                tokens,
+                images: Vec::new(),
+                sampler: so_far.sampler.clone(),
+                answer: 70,
+                left: 1,
+                ended: false,
+            };
             saved::save(self.engine, session, &text, self.file)?;
         }
         Ok(())

@@ -121,7 +121,8 @@ impl Worker {
             prefill_ms: millis(start),
             ..Finished::default()
         };
-        let mut deltas = Vec::new();
+        // What the last token adds goes out with the end.
+        let (mut deltas, mut last_logprob) = (Vec::new(), None);
         let cut = match reused {
             None if events.is_closed() => return Ok(Outcome::Cancelled("prefill")),
             None => true,
@@ -153,6 +154,7 @@ impl Worker {
                         Piece::Text(text) => reply.push_text(text.as_bytes()),
                     };
                     let over = reply.end().is_some();
+                    last_logprob = logprob;
                     if over || finished.completion_tokens >= job.max_tokens {
                         finished.decode_ms = millis(first);
                         break !over;
@@ -161,8 +163,8 @@ impl Worker {
                         finished.reason = "tool_calls";
                         break false;
                     }
-                    if !deltas.is_empty() || logprob.is_some() {
-                        send(Event::Deltas(std::mem::take(&mut deltas), logprob));
+                    if !deltas.is_empty() || last_logprob.is_some() {
+                        send(Event::Deltas(std::mem::take(&mut deltas), last_logprob.take()));
                     }
                     finished.decode_ms = millis(first);
                 }
@@ -172,8 +174,8 @@ impl Worker {
             deltas.extend(reply.cut());
         }
         model.done(job);
-        if !deltas.is_empty() {
-            send(Event::Deltas(deltas, None));
+        if !deltas.is_empty() || last_logprob.is_some() {
+            send(Event::Deltas(deltas, last_logprob));
         }
         if finished.reason.is_empty() {
             finished.reason = if cut { "length" } else { reply.finish_reason() };

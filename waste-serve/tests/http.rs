@@ -416,7 +416,7 @@ const FIELDS: [&str; 32] = [
 fn malformed_requests_are_never_the_servers_fault() {
     let runtime = runtime();
     let server = scripted(Settings { max_tokens: 40, any_model: true, ..Settings::default() });
-    let cases = if waste_tests::tool::emulated() { 50 } else { 2000 };
+    let cases = if waste_tests::tool::emulated() { 50 } else { 5000 };
     let fields = proptest::collection::vec((proptest::sample::select(&FIELDS[..]), any_value()), 0..4);
     let sound = proptest::bool::weighted(0.7);
     proptest!(ProptestConfig::with_cases(cases), |(endpoint in proptest::sample::select(&ENDPOINTS[..]), fields in fields, sound in sound)| {
