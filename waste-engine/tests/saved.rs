@@ -22,7 +22,17 @@ const K3: &str = "interop/tiny-k3.waste";
 const LINEAR: &str = "interop/tiny-linear.waste";
 
 fn options() -> EngineOptions {
-    EngineOptions { ctx: 96, chunk: 16, threads: 2, cache_slots: 16, readers: 0, ..EngineOptions::default() }
+    let (arith, kv) = (Arith::Exact, KvType::F32);
+    EngineOptions {
+        ctx: 96,
+        chunk: 16,
+        threads: 2,
+        cache_slots: 16,
+        readers: 0,
+        arith,
+        kv,
+        ..Default::default()
+    }
 }
 
 fn open(model: &str, options: EngineOptions) -> Engine {

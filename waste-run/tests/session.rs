@@ -104,8 +104,8 @@ fn what_cannot_go_on_says_so_and_keeps_the_file() {
     session(&file, &[PROMPT, "-n", "4"]).done();
     let before = std::fs::read(&file).unwrap();
     let error = |args: &[&str], exit, code| session(&file, &[args, &["--json"]].concat()).error(exit, code);
-    error(&["--kv", "f16"], 3, "session_of_other_options");
-    error(&["--arith", "fast"], 3, "session_of_other_options");
+    error(&["--kv", "f32"], 3, "session_of_other_options");
+    error(&["--arith", "exact"], 3, "session_of_other_options");
     error(&["--prefill-chunk", "8"], 3, "session_of_other_options");
     error(&["-n", "0"], 2, "usage");
     let other = with("", CONTAINER, &["--session", arg(&file), "--json"]);

@@ -23,6 +23,8 @@ use crate::wire::{Dialect, random_id};
 
 /// A body must be complete by then.
 const BODY_TIME: Duration = Duration::from_secs(60);
+/// Longest headers, in bytes.
+pub const HEADERS_MAX: usize = 32 << 10;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// What is asked for.
@@ -85,6 +87,17 @@ pub fn app(service: Arc<Service>) -> Router {
         .with_state(service)
 }
 
+/// Refuses headers that are too long together (431).
+fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
+    // `name: value` and the end of its line.
+    let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    if bytes <= HEADERS_MAX {
+        return Ok(());
+    }
+    let message = format!("{bytes} bytes of headers; at most {HEADERS_MAX} are read");
+    Err(ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", message))
+}
+
 /// The request's id, for whoever answers it.
 #[derive(Clone)]
 struct Id(String);
@@ -97,7 +110,7 @@ async fn around(State(service): State<Arc<Service>>, mut request: Request, next:
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let endpoint = Endpoint::of(trimmed(&path));
     let headers = request.headers().clone();
-    let origin = service.access.check_origin(&method, &headers);
+    let origin = check_headers(&headers).and_then(|()| service.access.check_origin(&method, &headers));
     let preflight = method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
     let mut response = match &origin {
         Err(error) => error.clone().response(),

@@ -246,6 +246,10 @@ mod tests {
         for (count, place) in places {
             for _ in 0..*count {
                 let Some(next) = forcing.next(*place) else { break };
+                // A header is read as long as tokens of it come.
+                if (*place, &next) == (Place::Header, &Next::Free) {
+                    break;
+                }
                 let token = match next {
                     Next::Free => free,
                     Next::Token(token) => token,
@@ -272,11 +276,11 @@ mod tests {
     fn who_does_not_come_to_an_end_is_brought_to_it() {
         let (tokenizer, forcing) = forcing(&["tide_table"], 20);
         let places = [
-            (5, Place::Think),
+            (6, Place::Think),
             (9, Place::Header),
             (1, Place::Outside),
             (9, Place::Header),
-            (5, Place::Response),
+            (6, Place::Response),
             (9, Place::Header),
             (99, Place::Outside),
         ];

@@ -16,8 +16,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 const CONNECTIONS_MAX: usize = 256;
 /// A request's headers must be complete by then.
 const HEADER_TIME: Duration = Duration::from_secs(10);
-/// Longest headers.
-const HEADER_BYTES: usize = 32 << 10;
+/// What of a request is buffered at most: beyond, no answer says why.
+const BUFFER_BYTES: usize = 2 * crate::app::HEADERS_MAX;
 
 /// Where connections come from.
 pub enum Listener {
@@ -73,7 +73,7 @@ async fn connection(
     _permit: OwnedSemaphorePermit,
 ) {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(HEADER_BYTES);
+    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(BUFFER_BYTES);
     let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
     tokio::pin!(connection);
     tokio::select! {
