@@ -97,7 +97,7 @@ pub struct Args {
     /// Context length: prompt and answer together [default: 4096]
     #[arg(long, value_name = "TOKENS", help_heading = "Memory")]
     pub ctx: Option<usize>,
-    /// How the latent KV cache is kept [default: f32]
+    /// How the latent KV cache is kept [default: f16]
     #[arg(long, value_name = "TYPE", help_heading = "Memory")]
     pub kv: Option<KvType>,
     /// Tokens of a prompt that go through the model together [default: 256]
@@ -110,7 +110,7 @@ pub struct Args {
     #[arg(long, value_name = "LIST", help_heading = "Compute and I/O")]
     pub cpus: Option<CpuList>,
     /// The arithmetic of decoding: exact (f32 tables and products) or fast (16-bit whole numbers)
-    #[arg(long, value_name = "KIND", default_value = "exact", help_heading = "Compute and I/O")]
+    #[arg(long, value_name = "KIND", default_value = "fast", help_heading = "Compute and I/O")]
     pub arith: Arith,
     /// Check the checksum of every expert record as it is read
     #[arg(long, help_heading = "Compute and I/O")]
