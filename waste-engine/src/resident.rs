@@ -2,7 +2,7 @@
 //! pages; matrices are views of it.
 
 use std::ops::{Deref, Range};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use waste_common::container::Trunk;
@@ -77,11 +77,13 @@ impl Resident {
             let offsets = (*start..).step_by(PIECE);
             offsets.zip(slab.chunks_mut(PIECE))
         });
-        let (pieces, done) = (Mutex::new(pieces), AtomicU64::new(0));
-        let read = || -> Result<(), EngineError> {
+        let (pieces, done, failed) = (Mutex::new(pieces), Mutex::new(0), AtomicBool::new(false));
+        let read_all = || -> Result<(), EngineError> {
             loop {
                 let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
-                let Some((offset, piece)) = next else { return Ok(()) };
+                let Some((offset, piece)) = next.filter(|_| !failed.load(Ordering::Relaxed)) else {
+                    return Ok(());
+                };
                 if options.cancelled.load(Ordering::Relaxed) {
                     return Err(EngineError::Interrupted);
                 }
@@ -92,21 +94,24 @@ impl Resident {
                     let file = file.path().to_owned();
                     return Err(ReadError::Truncated { file, offset, expected, got }.into());
                 }
-                let piece = piece.len() as u64;
-                let done = done.fetch_add(piece, Ordering::Relaxed) + piece;
-                options.watch.tell(Event::Loaded { bytes: done, of });
+                // Told under the lock, so that it only grows.
+                let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+                *done += piece.len() as u64;
+                options.watch.tell(Event::Loaded { bytes: *done, of });
             }
         };
+        // One that fails stops the others.
+        let read = || read_all().inspect_err(|_| failed.store(true, Ordering::Relaxed));
         let threads = options.readers.max(1);
         std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(read)).collect();
+            let thread = |source| EngineError::Thread { what: "a reader of the trunk", source };
+            // Those that cannot be started are not missed: this one reads all that nobody else does.
+            let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, read).ok();
+            let others: Vec<_> = (1..threads).filter_map(spawn).collect();
             let mut outcome = read();
             for other in others {
-                let panicked = || EngineError::Thread {
-                    what: "the load of the trunk",
-                    source: std::io::Error::other("a reader panicked"),
-                };
-                outcome = outcome.and(other.join().unwrap_or_else(|_| Err(panicked())));
+                let panicked = |_| Err(thread(std::io::Error::other("it panicked")));
+                outcome = outcome.and(other.join().unwrap_or_else(panicked));
             }
             outcome
         })?;

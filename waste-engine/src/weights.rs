@@ -125,7 +125,8 @@ impl<'a> Loader<'a> {
             Source::Checkpoint(checkpoint) => {
                 let weights = checkpoint.read_f32(name)?;
                 let (taken, of) = &self.taken;
-                taken.set(taken.get() + 4 * weights.len() as u64);
+                // As the configuration counts them: a padded vector has more.
+                taken.set(taken.get() + 4 * self.specs.get(name).map_or(0, TensorSpec::elements));
                 self.options.watch.tell(Event::Loaded { bytes: taken.get(), of: *of });
                 Ok(weights)
             }

@@ -1,11 +1,13 @@
 //! Whole models against the f64 oracle: checkpoints in reference mode, containers of another v0 tool.
 #![allow(clippy::unwrap_used)]
 
+use std::sync::{Arc, Mutex};
+
 mod common;
 
 use common::{Golden, argmax, assert_rows, path};
 use waste_common::plan::KvType;
-use waste_engine::{Arith, Engine, EngineOptions, LayerState, Session, Trace, Wanted};
+use waste_engine::{Arith, Engine, EngineOptions, Event, LayerState, Session, Trace, Wanted, Watch};
 
 const RELATIVE_L2: f64 = 3e-5;
 const LOGIT_ABS: f64 = 5e-4;
@@ -204,4 +206,26 @@ fn tiny_linear_container_of_another_tool() {
 #[test]
 fn tiny_k3_container_of_another_tool() {
     check_interop("tiny-k3");
+}
+
+#[test]
+fn the_load_is_told_to_its_end_and_only_grows() {
+    for model in [
+        "interop/tiny-k3.waste",
+        "interop/tiny-linear.waste",
+        "golden/tiny-k3/ckpt",
+        "golden/tiny-linear/ckpt",
+    ] {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let into = Arc::clone(&told);
+        let watch = Watch(Some(Arc::new(move |event| {
+            if let Event::Loaded { bytes, of } = event {
+                into.lock().unwrap().push((bytes, of));
+            }
+        })));
+        Engine::open(&path(model), EngineOptions { watch, readers: 4, ..options() }).unwrap();
+        let told = told.lock().unwrap();
+        assert!(told.is_sorted_by(|a, b| a.0 < b.0), "{model}: {told:?}");
+        assert!(told.last().is_some_and(|(bytes, of)| bytes == of), "{model}: {told:?}");
+    }
 }

@@ -289,19 +289,23 @@ fn count_from_env(name: &str, default: usize) -> Result<usize, Failure> {
 /// Bars for loading and for long prompts.
 fn watch(output: &Output) -> Watch {
     let output = output.clone();
-    let bar: Mutex<Option<(Progress, u64)>> = Mutex::new(None);
+    let bar: Mutex<Option<(Progress, u64, &str)>> = Mutex::new(None);
     Watch(Some(Arc::new(move |event| {
         let (label, unit, done, total) = match event {
             Event::Loaded { bytes, of } => ("loading the trunk", Unit::Bytes, bytes, of),
             Event::Prefilled { tokens, of } => ("reading the prompt", Unit::Count, tokens as u64, of as u64),
         };
         let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
-        let (progress, shown) = bar.get_or_insert_with(|| (Progress::new(&output, label, total, unit), 0));
-        // Readers may tell out of order.
+        // What was not told to its end is over when something else begins.
+        if let Some((progress, ..)) = bar.take_if(|(_, _, shown)| *shown != label) {
+            progress.finish();
+        }
+        let (progress, shown, _) =
+            bar.get_or_insert_with(|| (Progress::new(&output, label, total, unit), 0, label));
         progress.add(done.saturating_sub(*shown));
-        *shown = done.max(*shown);
+        *shown = done;
         if done >= total
-            && let Some((progress, _)) = bar.take()
+            && let Some((progress, ..)) = bar.take()
         {
             progress.finish();
         }
