@@ -11,6 +11,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::routing::any;
 use http_body_util::BodyExt;
 use serde_json::json;
+use tokio::sync::OwnedSemaphorePermit;
 use waste_engine::chat::Json;
 
 use crate::access;
@@ -191,37 +192,58 @@ async fn route(service: &Arc<Service>, request: Request) -> Result<Response<Body
         }
         Endpoint::Models => models(service, &path),
         Endpoint::Chat => {
-            let body = body(service, request, &id).await?;
-            let asked = blocking(service, move |service| request::chat(service, &body, owner)).await?;
+            let read = move |service: &Service, body: &Json| request::chat(service, body, owner);
+            let asked = body(service, request, &id, read).await?;
             answer(service, Dialect::Chat, asked, &id).await
         }
         Endpoint::Completions => {
-            let body = body(service, request, &id).await?;
-            let asked = blocking(service, move |service| request::completion(service, &body, owner)).await?;
+            let read = move |service: &Service, body: &Json| request::completion(service, body, owner);
+            let asked = body(service, request, &id, read).await?;
             answer(service, Dialect::Completion, asked, &id).await
         }
         Endpoint::Tokenize => {
-            let body = body(service, request, &id).await?;
-            let ids = blocking(service, move |service| request::tokenize(service, &body)).await?;
+            let ids = body(service, request, &id, request::tokenize).await?;
             let object = json!({"count": ids.len(), "max_model_len": service.ctx, "tokens": ids});
             Ok(json_response(StatusCode::OK, &object))
         }
-        Endpoint::Detokenize => detokenize(service, &body(service, request, &id).await?),
+        Endpoint::Detokenize => {
+            let text = body(service, request, &id, request::detokenize).await?;
+            Ok(json_response(StatusCode::OK, &json!({"prompt": text})))
+        }
         Endpoint::Unknown => Err(ApiError::internal()),
     }
 }
 
-/// What takes a while (a long prompt's tokens) is not done where others are waited for.
-async fn blocking<T: Send + 'static>(
+/// What is read of the body's JSON. Bodies and what they become are bounded together; reading takes a while (a long
+/// prompt's tokens) and is not done where others are waited for.
+async fn body<T: Send + 'static>(
     service: &Arc<Service>,
-    work: impl FnOnce(&Service) -> Result<T, ApiError> + Send + 'static,
+    request: Request,
+    id: &str,
+    read: impl FnOnce(&Service, &Json) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
+    let (content, room) = content(service, request).await?;
+    if service.settings.log_content {
+        (service.log)(&format!("{id} {}", String::from_utf8_lossy(&content)));
+    }
+    let reader = Arc::clone(&service.readers).acquire_owned().await.map_err(|_| ApiError::internal())?;
     let service = Arc::clone(service);
-    tokio::task::spawn_blocking(move || work(&service)).await.unwrap_or_else(|_| Err(ApiError::internal()))
+    let work = move || {
+        let (_room, _reader) = (room, reader);
+        let json = Json::from_slice(&content).map_err(|error| {
+            ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", format!("the body is {error}"))
+        })?;
+        drop(content);
+        read(&service, &json)
+    };
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(ApiError::internal()))
 }
 
-/// The body as JSON, within its limits.
-async fn body(service: &Service, request: Request, id: &str) -> Result<Json, ApiError> {
+/// The body's bytes, within its limits, and the room it takes as long as that is held.
+async fn content(
+    service: &Service,
+    request: Request,
+) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
     if let Some(kind) = request.headers().get(header::CONTENT_TYPE) {
         let kind = kind.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
         let json = kind.eq_ignore_ascii_case("application/json")
@@ -241,13 +263,21 @@ async fn body(service: &Service, request: Request, id: &str) -> Result<Json, Api
         return Err(too_large());
     }
     let mut incoming = request.into_body();
-    let mut content = Vec::new();
+    let (mut content, mut room) = (Vec::new(), None::<OwnedSemaphorePermit>);
     let read = async {
         while let Some(frame) = incoming.frame().await {
             let frame = frame.map_err(|_| ApiError::bad("invalid_json", "body", "the body is incomplete"))?;
             let Ok(data) = frame.into_data() else { continue };
             if content.len() + data.len() > max {
                 return Err(too_large());
+            }
+            let held = room.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+            let needed = (content.len() + data.len()).div_ceil(1024).saturating_sub(held);
+            let more = Arc::clone(&service.bodies).try_acquire_many_owned(needed as u32);
+            let more = more.map_err(|_| ApiError::crowded())?;
+            match &mut room {
+                Some(room) => room.merge(more),
+                None => room = Some(more),
             }
             content.extend_from_slice(&data);
         }
@@ -260,12 +290,7 @@ async fn body(service: &Service, request: Request, id: &str) -> Result<Json, Api
             return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message));
         }
     }
-    if service.settings.log_content {
-        (service.log)(&format!("{id} {}", String::from_utf8_lossy(&content)));
-    }
-    Json::from_slice(&content).map_err(|error| {
-        ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", format!("the body is {error}"))
-    })
+    Ok((content, room))
 }
 
 fn health(service: &Service) -> Response<Body> {
@@ -328,18 +353,6 @@ fn decoded(text: &str) -> String {
         }
     }
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-fn detokenize(service: &Service, body: &Json) -> Result<Response<Body>, ApiError> {
-    let fields = crate::fields::Fields::new(body)?;
-    let list = fields.list("tokens")?;
-    let list = list.ok_or_else(|| ApiError::bad("missing_field", "tokens", "tokens are needed"))?;
-    let wrong = |id: &Json| ApiError::value("tokens", format!("tokens: a {} is no token id", id.kind()));
-    let ids =
-        list.iter().map(|id| id.as_i64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| wrong(id)));
-    let bytes = service.tokenizer.decode(&ids.collect::<Result<Vec<_>, _>>()?);
-    let bytes = bytes.map_err(|error| ApiError::value("tokens", error.to_string()))?;
-    Ok(json_response(StatusCode::OK, &json!({"prompt": String::from_utf8_lossy(&bytes)})))
 }
 
 #[cfg(test)]

@@ -57,6 +57,13 @@ impl ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
     }
 
+    /// Too much is being received at this moment.
+    pub fn crowded() -> ApiError {
+        let message = "other requests take all the room there is for bodies; try again soon";
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
+            .with(header::RETRY_AFTER, HeaderValue::from_static("1"))
+    }
+
     /// The server ends: no use in trying again here.
     pub fn shutting_down() -> ApiError {
         ApiError::unavailable("shutting_down", "the server is shutting down")

@@ -115,6 +115,22 @@ pub fn tokenize(service: &Service, body: &Json) -> Result<Vec<u32>, ApiError> {
     }
 }
 
+/// The text of token ids, for `/detokenize`.
+///
+/// # Errors
+/// The first thing that is wrong.
+pub fn detokenize(service: &Service, body: &Json) -> Result<String, ApiError> {
+    let fields = Fields::new(body)?;
+    let list = fields.list("tokens")?;
+    let list = list.ok_or_else(|| ApiError::bad("missing_field", "tokens", "tokens are needed"))?;
+    let wrong = |id: &Json| ApiError::value("tokens", format!("tokens: a {} is no token id", id.kind()));
+    let ids =
+        list.iter().map(|id| id.as_i64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| wrong(id)));
+    let bytes = service.tokenizer.decode(&ids.collect::<Result<Vec<_>, _>>()?);
+    let bytes = bytes.map_err(|error| ApiError::value("tokens", error.to_string()))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
 /// Reads `/v1/completions`.
 ///
 /// # Errors

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use tokio::sync::Semaphore;
 use waste_common::cli::Failure;
 use waste_engine::chat::{ChatError, ChatFormat, Effort};
 use waste_engine::sampler::{Mask, SamplerOptions};
@@ -15,6 +16,9 @@ use crate::fields::Fields;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
 use crate::worker::{Open, Worker};
+
+/// Bodies read at a time.
+const READERS: usize = 2;
 
 /// What can be set.
 #[derive(Clone, Debug)]
@@ -97,6 +101,10 @@ pub struct Service {
     pub stop_ids: Vec<u32>,
     /// The line.
     pub queue: Arc<Queue>,
+    /// Room for bodies, in KiB: two of the longest.
+    pub bodies: Arc<Semaphore>,
+    /// Bodies that are read as JSON at a time, which takes many times their memory.
+    pub readers: Arc<Semaphore>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// `system_fingerprint`.
@@ -151,7 +159,10 @@ impl Service {
             .map_err(|error| Failure::internal(format!("cannot start the worker's thread: {error}")))?;
         let version = env!("CARGO_PKG_VERSION");
         let short: String = fingerprint.chars().take(8).collect();
+        let room = settings.max_body.div_ceil(1024).saturating_mul(2).min(Semaphore::MAX_PERMITS);
         let service = Service {
+            bodies: Arc::new(Semaphore::new(room)),
+            readers: Arc::new(Semaphore::new(READERS)),
             settings,
             access,
             tokenizer,

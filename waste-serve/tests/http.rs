@@ -4,6 +4,8 @@
 
 mod util;
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::{Method, Request};
 use proptest::prelude::*;
@@ -245,6 +247,29 @@ fn what_is_wrong_is_named() {
             let off = ["none", "minimal"].contains(&effort);
             assert_eq!(got["waste"]["thinking"], !off, "{effort}: {got}");
         }
+    });
+}
+
+/// Clients that send long bodies slowly take no more than two of them.
+#[test]
+fn bodies_have_a_limit_together() {
+    runtime().block_on(async {
+        let server = scripted(Settings { max_body: 4096, ..Settings::default() });
+        let request = |body: Body| Request::post("/v1/chat/completions").body(body).unwrap();
+        let slow = || {
+            let piece = futures_util::stream::iter([Ok::<_, std::io::Error>(vec![b' '; 4096])]);
+            let never = futures_util::stream::pending();
+            request(Body::from_stream(futures_util::StreamExt::chain(piece, never)))
+        };
+        let mut sending = [Box::pin(server.send(slow())), Box::pin(server.send(slow()))];
+        for sending in &mut sending {
+            assert!(tokio::time::timeout(Duration::from_millis(100), sending).await.is_err());
+        }
+        let whole = || request(hello().to_string().into());
+        assert_eq!(server.send(whole()).await.code(), (429, "queue_full".to_owned()));
+        // Once they are gone there is room again.
+        drop(sending);
+        assert_eq!(server.send(whole()).await.status, 200);
     });
 }
 

@@ -9,6 +9,8 @@ use indexmap::IndexMap;
 
 /// Deepest nesting that is read, serde_json's own limit.
 pub const DEPTH_MAX: usize = 128;
+/// Most values in a text: the token ids of the longest context, twice. A value takes many times the memory of its text.
+pub const VALUES_MAX: usize = 1 << 21;
 
 /// An object: keys in the order given; of a key given twice, the first place and the last value.
 pub type Object = IndexMap<String, Json>;
@@ -59,9 +61,10 @@ impl Json {
     /// Reads exactly one value, with white space around it.
     ///
     /// # Errors
-    /// Anything else, lone surrogates, numbers beyond the range of doubles (unless whole), nesting beyond 128.
+    /// Anything else, lone surrogates, numbers beyond the range of doubles (unless whole), nesting beyond 128, more than
+    /// [`VALUES_MAX`] values.
     pub fn parse(text: &str) -> Result<Json, JsonSyntax> {
-        let mut parser = Parser { text, at: 0 };
+        let mut parser = Parser { text, at: 0, values: 0 };
         let value = parser.value(DEPTH_MAX)?;
         parser.blank();
         if parser.at < text.len() {
@@ -288,6 +291,7 @@ fn float_text(value: f64) -> String {
 struct Parser<'a> {
     text: &'a str,
     at: usize,
+    values: usize,
 }
 
 impl Parser<'_> {
@@ -315,6 +319,10 @@ impl Parser<'_> {
 
     fn value(&mut self, depth: usize) -> Result<Json, JsonSyntax> {
         self.blank();
+        self.values += 1;
+        if self.values > VALUES_MAX {
+            return Err(self.error(format!("more than {VALUES_MAX} values")));
+        }
         match self.peek() {
             Some(b'"') => Ok(Json::String(self.string()?)),
             Some(b'{' | b'[') if depth == 0 => Err(self.error("nested too deep")),
@@ -410,6 +418,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn no_text_has_values_without_bound() {
+        let list = |values: usize| format!("[{}0]", "0,".repeat(values - 1));
+        assert!(Json::parse(&list(VALUES_MAX - 1)).is_ok());
+        assert!(Json::parse(&list(VALUES_MAX)).unwrap_err().why.starts_with("more than"));
+    }
 
     #[test]
     fn numbers_have_one_spelling() {
