@@ -341,6 +341,10 @@ struct Server<'a> {
 impl Server<'_> {
     fn connection(&self, stream: &TcpStream) -> io::Result<()> {
         stream.set_nodelay(true)?;
+        // Wine does not tell that a client was killed.
+        let patience = cfg!(windows).then_some(Duration::from_secs(5));
+        stream.set_read_timeout(patience)?;
+        stream.set_write_timeout(patience)?;
         let mut reader = BufReader::new(stream);
         while let Some(asked) = read_request(&mut reader)? {
             if !self.answer(stream, &asked)? {
