@@ -38,6 +38,9 @@ pub enum EngineError {
     #[cfg(feature = "vision")]
     #[error(transparent)]
     Image(#[from] crate::vision::ImageError),
+    #[cfg(feature = "grammar")]
+    #[error(transparent)]
+    Grammar(#[from] crate::grammar::GrammarError),
     #[error(transparent)]
     Saved(#[from] SavedError),
     #[error("cannot write the text: {0}")]
@@ -112,6 +115,8 @@ impl Coded for EngineError {
             EngineError::Saved(error) => error.exit(),
             #[cfg(feature = "vision")]
             EngineError::Image(error) => error.exit(),
+            #[cfg(feature = "grammar")]
+            EngineError::Grammar(error) => error.exit(),
             EngineError::Read(error) => error.exit(),
             EngineError::Memory(error) => error.exit(),
             EngineError::Expert { source, .. } => source.exit(),
@@ -142,6 +147,8 @@ impl Coded for EngineError {
             EngineError::Saved(error) => error.code(),
             #[cfg(feature = "vision")]
             EngineError::Image(error) => error.code(),
+            #[cfg(feature = "grammar")]
+            EngineError::Grammar(error) => error.code(),
             EngineError::Sink(_) => "output_failed",
             EngineError::Read(error) => error.code(),
             EngineError::Memory(error) => error.code(),

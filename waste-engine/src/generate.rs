@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::error::EngineError;
 use crate::model::{Engine, Wanted};
-use crate::sampler::{Mask, Sampler, SamplerOptions, SamplerState, StopMatcher};
+use crate::sampler::{Mask, Sampler, SamplerOptions, SamplerState, StopMatcher, TokenConstraint};
 use crate::session::Session;
 use crate::tokenizer::{TextStream, Tokenizer};
 
@@ -23,6 +23,8 @@ pub struct Request {
     pub stop_ids: Vec<u32>,
     /// Ids that may be chosen; `None` for all.
     pub mask: Option<Mask>,
+    /// What the text has to keep to, from its beginning; it ends when nothing else can follow.
+    pub constraint: Option<Box<dyn TokenConstraint>>,
     /// An answer that was begun before; the prompt is what of it, or of what it answers, is not in the state yet.
     pub begun: Option<Begun>,
 }
@@ -95,6 +97,8 @@ pub enum Finish {
     Stop,
     /// A stop string came up.
     StopString,
+    /// What the text has to keep to allows no more.
+    Complete,
     /// The token limit was reached.
     Length,
     /// The context is full.
@@ -107,7 +111,7 @@ impl Finish {
     /// `stop`, `length` or `cancelled`, as APIs say it.
     pub fn reason(self) -> &'static str {
         match self {
-            Finish::Stop | Finish::StopString => "stop",
+            Finish::Stop | Finish::StopString | Finish::Complete => "stop",
             Finish::Length | Finish::Context => "length",
             Finish::Cancelled => "cancelled",
         }
@@ -118,6 +122,7 @@ impl Finish {
         match self {
             Finish::Stop => "the model ended its text",
             Finish::StopString => "a stop string came up",
+            Finish::Complete => "the text is complete by its grammar",
             Finish::Length => "the token limit (-n) was reached",
             Finish::Context => "the context (--ctx) is full",
             Finish::Cancelled => "interrupted",
@@ -164,13 +169,13 @@ pub fn generate(
             why: "without a tokenizer there is no text to find them in".to_owned(),
         });
     }
-    let mut sampler = request.sampler()?;
+    let mut choice = Choice { sampler: request.sampler()?, constraint: request.constraint.clone(), request };
     let mut writer = Writer { tokenizer, stop: StopMatcher::new(&request.stop)?, stream: TextStream::new() };
     let mut generation = Generation {
         tokens: Vec::new(),
         text: String::new(),
         finish: Finish::Length,
-        seed: sampler.seed(),
+        seed: choice.sampler.seed(),
         prefill_seconds: 0.0,
         decode_seconds: 0.0,
     };
@@ -179,11 +184,14 @@ pub fn generate(
     }
     for &token in request.begun.iter().flat_map(|begun| &begun.tokens) {
         generation.tokens.push(token);
+        if let Some(constraint) = &mut choice.constraint {
+            constraint.accept(token)?;
+        }
         writer.token(token, &mut generation.text, listener)?;
     }
 
     let start = Instant::now();
-    let mut next = prefill(engine, session, request, &mut sampler, &generation.tokens, listener)?;
+    let mut next = prefill(engine, session, &mut choice, &generation.tokens, listener)?;
     generation.prefill_seconds = start.elapsed().as_secs_f64();
     let start = Instant::now();
     generation.finish = loop {
@@ -192,10 +200,13 @@ pub fn generate(
         if request.stop_ids.contains(&token) {
             break Finish::Stop;
         }
-        sampler.accept(token);
+        let ended = choice.took(token)?;
         writer.token(token, &mut generation.text, listener)?;
         if writer.stop.stopped().is_some() {
             break Finish::StopString;
+        }
+        if ended {
+            break Finish::Complete;
         }
         if generation.tokens.len() >= request.max_tokens {
             break Finish::Length;
@@ -203,10 +214,10 @@ pub fn generate(
         if session.position() == engine.ctx() {
             break Finish::Context;
         }
-        pause(session, &generation.tokens, &sampler, None, listener)?;
-        next = step(engine, session, &[token], 0..1, &mut sampler, request.mask.as_ref())?;
+        pause(session, &generation.tokens, &choice.sampler, None, listener)?;
+        next = step(engine, session, &[token], 0..1, &mut choice)?;
     };
-    pause(session, &generation.tokens, &sampler, Some(generation.finish), listener)?;
+    pause(session, &generation.tokens, &choice.sampler, Some(generation.finish), listener)?;
     if generation.finish == Finish::Stop {
         generation.tokens.pop();
     }
@@ -261,16 +272,46 @@ fn pause(
     listener.pause(session, &SoFar { tokens, sampler: sampler.state(), finish })
 }
 
+/// How the next token is chosen.
+struct Choice<'a> {
+    sampler: Sampler,
+    constraint: Option<Box<dyn TokenConstraint>>,
+    request: &'a Request,
+}
+
+impl Choice<'_> {
+    fn next(&mut self, logits: &[f32]) -> Result<u32, EngineError> {
+        let Some(constraint) = &mut self.constraint else {
+            return Ok(self.sampler.sample(logits, self.request.mask.as_ref())?);
+        };
+        let mut mask = constraint.mask()?;
+        if let Some(allowed) = &self.request.mask {
+            mask.intersect(allowed);
+        }
+        if constraint.may_end()? {
+            self.request.stop_ids.iter().for_each(|id| mask.allow(*id));
+        }
+        Ok(self.sampler.sample(logits, Some(&mask))?)
+    }
+
+    /// Counts a token of the text; true if nothing can follow it.
+    fn took(&mut self, token: u32) -> Result<bool, EngineError> {
+        self.sampler.accept(token);
+        let Some(constraint) = &mut self.constraint else { return Ok(false) };
+        constraint.accept(token)?;
+        Ok(constraint.may_end()? && constraint.mask()?.is_empty())
+    }
+}
+
 /// Takes the prompt in, chunk by chunk, and chooses the first token; `None` if it was cancelled.
 fn prefill(
     engine: &Engine,
     session: &mut Session,
-    request: &Request,
-    sampler: &mut Sampler,
+    choice: &mut Choice<'_>,
     begun: &[u32],
     listener: &mut dyn Listener,
 ) -> Result<Option<u32>, EngineError> {
-    let prompt = &request.prompt;
+    let prompt = &choice.request.prompt;
     EngineError::check_tokens(prompt, session.position(), engine.ctx(), engine.config().vocab)?;
     let last = (prompt.len() - 1) / engine.chunk() * engine.chunk();
     for (i, chunk) in prompt[..last].chunks(engine.chunk()).enumerate() {
@@ -279,9 +320,9 @@ fn prefill(
             Err(EngineError::Interrupted) => return Ok(None),
             outcome => outcome?,
         }
-        pause(session, begun, sampler, None, listener)?;
+        pause(session, begun, &choice.sampler, None, listener)?;
     }
-    step(engine, session, &prompt[last..], last..prompt.len(), sampler, request.mask.as_ref())
+    step(engine, session, &prompt[last..], last..prompt.len(), choice)
 }
 
 /// Takes tokens in and chooses the next one; `None` if it was cancelled.
@@ -290,12 +331,11 @@ fn step(
     session: &mut Session,
     tokens: &[u32],
     part: std::ops::Range<usize>,
-    sampler: &mut Sampler,
-    mask: Option<&Mask>,
+    choice: &mut Choice<'_>,
 ) -> Result<Option<u32>, EngineError> {
     let mut next = None;
     let outcome = engine.forward_part(session, tokens, part, Wanted::Last, &mut |_, logits| {
-        next = Some(sampler.sample(logits, mask)?);
+        next = Some(choice.next(logits)?);
         Ok(())
     });
     match outcome {

@@ -7,6 +7,8 @@ pub mod defaults;
 pub mod error;
 pub mod experts;
 pub mod generate;
+#[cfg(feature = "grammar")]
+pub mod grammar;
 pub mod kernels;
 pub mod layers;
 pub mod matrix;

@@ -162,7 +162,11 @@ impl Session {
         Ok(())
     }
 
-    pub(crate) fn check_intact(&self) -> Result<(), EngineError> {
+    /// Refuses a session whose last pass failed.
+    ///
+    /// # Errors
+    /// Its state is that of no position; reset or restore it.
+    pub fn check_intact(&self) -> Result<(), EngineError> {
         if self.intact {
             return Ok(());
         }

@@ -36,7 +36,7 @@ pub use conversation::{Arguments, Call, Effort, Image, Message, Part, Prompt, Re
 pub use error::ChatError;
 pub use file::CHAT_FILE;
 pub use format::{ChatFormat, Choice};
-pub use json::Json;
+pub use json::{Json, Style};
 pub use reply::{Answer, AnswerCall, Delta, End, Place, Reply, TokenCounts};
 pub use segment::{Encoded, Kind, Segment, Segments};
 pub use turn::{Limits, Turn};

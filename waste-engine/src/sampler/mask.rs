@@ -18,6 +18,13 @@ impl Mask {
         Mask { words: vec![0; vocab.div_ceil(32)], vocab }
     }
 
+    /// These ids alone.
+    pub fn only(vocab: usize, ids: &[u32]) -> Mask {
+        let mut mask = Mask::none(vocab);
+        ids.iter().for_each(|id| mask.allow(*id));
+        mask
+    }
+
     /// All ids but these. Ids outside the vocabulary are ignored: they cannot be chosen anyway.
     pub fn without(vocab: usize, banned: &[u32]) -> Mask {
         let mut mask = Mask::all(vocab);
@@ -49,6 +56,11 @@ impl Mask {
     /// Whether an id is in the vocabulary and allowed.
     pub fn allows(&self, id: u32) -> bool {
         (id as usize) < self.vocab && self.words[id as usize / 32] >> (id % 32) & 1 == 1
+    }
+
+    /// Whether no id is allowed.
+    pub fn is_empty(&self) -> bool {
+        (0..self.vocab as u32).all(|id| !self.allows(id))
     }
 
     /// Keeps what `other` allows too. A smaller vocabulary allows nothing beyond its end.

@@ -4,6 +4,7 @@
 //! candidates are selected, never sorted as a whole.
 
 mod chacha;
+mod constraint;
 mod mask;
 mod options;
 mod stop;
@@ -13,6 +14,7 @@ use std::cmp::Ordering;
 use serde::{Deserialize, Serialize};
 
 pub use chacha::uniform;
+pub use constraint::TokenConstraint;
 pub use mask::Mask;
 pub use options::{SamplerError, SamplerOptions};
 pub use stop::{STOP_BYTES_MAX, STOP_STRINGS_MAX, StopError, StopMatcher};

@@ -91,6 +91,8 @@ pub enum SamplerError {
     MaskLength { mask: usize, logits: usize },
     #[error("no token of {logits} is allowed here: every one is masked or has a logit of -inf")]
     NothingAllowed { logits: usize },
+    #[error("the text cannot go on as its grammar wants it: {why}")]
+    Constraint { why: String },
 }
 
 impl Coded for SamplerError {
@@ -99,7 +101,7 @@ impl Coded for SamplerError {
         match self {
             Option { .. } | Bias { .. } | BiasId { .. } => Exit::Usage,
             State { .. } | Logit { .. } => Exit::Data,
-            Seed { .. } | MaskLength { .. } | NothingAllowed { .. } => Exit::Internal,
+            Seed { .. } | MaskLength { .. } | NothingAllowed { .. } | Constraint { .. } => Exit::Internal,
         }
     }
 
@@ -112,6 +114,7 @@ impl Coded for SamplerError {
             Logit { .. } => "logit_not_finite",
             MaskLength { .. } => "mask_length",
             NothingAllowed { .. } => "no_token_allowed",
+            Constraint { .. } => "grammar_stuck",
         }
     }
 }
