@@ -9,6 +9,7 @@ import time
 
 import openai
 from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel
 
 MODEL = "k3-tales"
 USER = [{"role": "user", "content": "Once upon a time there was a king."}]
@@ -90,6 +91,19 @@ def test_fields(client):
     assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
     format = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
     assert client.chat.completions.create(**small(response_format=format)).choices
+
+
+class Creature(BaseModel):
+    name: str
+    age: int
+    wild: bool
+
+
+def test_parse(client):
+    call = small(reasoning_effort="none", response_format=Creature, temperature=0.5)
+    answer = client.chat.completions.parse(**{**call, "max_tokens": 400})
+    assert isinstance(answer.choices[0].message.parsed, Creature)
+    fails(openai.LengthFinishReasonError, lambda: client.chat.completions.parse(**{**call, "max_tokens": 3}))
 
 
 def test_completions(client):

@@ -17,6 +17,7 @@ use waste_engine::chat::Json;
 use crate::access;
 use crate::answer::answer;
 use crate::error::{ApiError, Code, json_response, text_response};
+use crate::page;
 use crate::queue::Phase;
 use crate::request;
 use crate::service::Service;
@@ -38,6 +39,8 @@ enum Endpoint {
     Metrics,
     Tokenize,
     Detokenize,
+    /// A file of the web page.
+    Page,
     Unknown,
 }
 
@@ -51,6 +54,7 @@ impl Endpoint {
             "/tokenize" => Endpoint::Tokenize,
             "/detokenize" => Endpoint::Detokenize,
             _ if path == "/v1/models" || path.starts_with("/v1/models/") => Endpoint::Models,
+            _ if page::file(path).is_some() => Endpoint::Page,
             _ => Endpoint::Unknown,
         }
     }
@@ -60,7 +64,7 @@ impl Endpoint {
             Endpoint::Chat | Endpoint::Completions | Endpoint::Tokenize | Endpoint::Detokenize => {
                 Some(Method::POST)
             }
-            Endpoint::Models | Endpoint::Health | Endpoint::Metrics => Some(Method::GET),
+            Endpoint::Models | Endpoint::Health | Endpoint::Metrics | Endpoint::Page => Some(Method::GET),
             Endpoint::Unknown => None,
         }
     }
@@ -75,6 +79,7 @@ impl Endpoint {
             Endpoint::Metrics => "/metrics",
             Endpoint::Tokenize => "/tokenize",
             Endpoint::Detokenize => "/detokenize",
+            Endpoint::Page => "/",
             Endpoint::Unknown => "other",
         }
     }
@@ -166,10 +171,14 @@ async fn serve(State(service): State<Arc<Service>>, request: Request) -> Respons
 
 async fn route(service: &Arc<Service>, request: Request) -> Result<Response<Body>, ApiError> {
     let path = trimmed(request.uri().path()).to_owned();
-    let endpoint = Endpoint::of(&path);
+    let endpoint = match Endpoint::of(&path) {
+        Endpoint::Page if !service.settings.ui => Endpoint::Unknown,
+        endpoint => endpoint,
+    };
     service.access.check_host(request.headers())?;
-    // Health is for those who look after the machine, not for clients.
-    let open = endpoint == Endpoint::Health || endpoint == Endpoint::Metrics && service.access.open_metrics;
+    // Health is for those who look after the machine, not for clients; the page asks for the key itself.
+    let open = matches!(endpoint, Endpoint::Health | Endpoint::Page)
+        || endpoint == Endpoint::Metrics && service.access.open_metrics;
     let owner = if open { 0 } else { service.access.owner(request.headers())? };
     let Some(method) = endpoint.method() else {
         let known = path.starts_with("/v1/");
@@ -210,6 +219,7 @@ async fn route(service: &Arc<Service>, request: Request) -> Result<Response<Body
             let text = body(service, request, &id, request::detokenize).await?;
             Ok(json_response(StatusCode::OK, &json!({"prompt": text})))
         }
+        Endpoint::Page => page::file(&path).map(page::response).ok_or_else(ApiError::internal),
         Endpoint::Unknown => Err(ApiError::internal()),
     }
 }
@@ -324,7 +334,9 @@ fn models(service: &Service, path: &str) -> Result<Response<Body>, ApiError> {
         "created": service.created,
         "owned_by": "waste",
         "max_model_len": service.ctx,
+        "budget_bytes": service.budget_bytes,
         "chat_format": format.map(|format| format.name()),
+        "thinks": format.is_some_and(|format| format.thinks()),
         "tools": tools,
         "vision": false,
     });

@@ -43,6 +43,9 @@ pub struct Args {
     /// /metrics needs no key
     #[arg(long, help_heading = "Network")]
     pub metrics_open: bool,
+    /// No web page at /
+    #[arg(long, help_heading = "Network")]
+    pub no_ui: bool,
     /// Longest body
     #[arg(long, value_name = "SIZE", default_value = "64MiB", help_heading = "Network")]
     pub max_body: ByteSize,

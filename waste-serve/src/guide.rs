@@ -1,9 +1,10 @@
-//! `tool_choice`: makes an answer call a tool, by leaving the model no other token where a call has to begin.
+//! What an answer has to keep to: a call that must be made (`tool_choice`), JSON that must follow a schema
+//! (`response_format`). The model is left no other token where it matters, and is free elsewhere.
 
 use std::collections::VecDeque;
 
 use waste_engine::chat::{ChatFormat, Place};
-use waste_engine::sampler::Mask;
+use waste_engine::sampler::{Mask, SamplerError, TokenConstraint};
 use waste_engine::tokenizer::Tokenizer;
 
 /// Most tokens of thinking and text, each, before the call.
@@ -17,7 +18,9 @@ pub enum Next {
     /// This token.
     Token(u32),
     /// One of these.
-    OneOf(Vec<u32>),
+    OneOf(Mask),
+    /// Nothing: the answer is complete.
+    End,
 }
 
 #[derive(Clone, Debug)]
@@ -27,38 +30,63 @@ enum Step {
     Name(Vec<Vec<u32>>),
 }
 
-/// An answer that has to call one of some tools.
+/// What is asked of an answer.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    /// The tools there are.
+    pub tools: Vec<String>,
+    /// Those of which one must be called; empty if none must.
+    pub must_call: Vec<String>,
+    /// What the text has to be.
+    pub text: Option<Box<dyn TokenConstraint>>,
+}
+
+/// An answer on its way to what is asked of it.
 #[derive(Clone, Debug)]
-pub struct Forcing {
+pub struct Guide {
+    asked: Asked,
+    vocab: usize,
     /// Opens the response; empty where there are no channels.
     respond: Vec<u32>,
     /// Closes the think channel, and the response.
     close: [Vec<u32>; 2],
-    /// What comes before the name, the names, and what comes after them.
+    /// What comes before a tool's name.
     before: Vec<u32>,
+    /// The names of tools that may be called.
     names: Vec<Vec<u32>>,
+    /// What comes after a name.
     after: Vec<u32>,
+    /// What ends the text: the first token that closes its channel, or what ends the turn.
+    ends: Vec<u32>,
     text_max: usize,
     /// Tokens in the channel so far.
     text: usize,
+    /// Whether the text that has to be something has begun.
+    begun: bool,
     responded: bool,
     /// Where the answer was when it was last asked.
     place: Place,
     steps: VecDeque<Step>,
     /// The steps are those of the call.
     calling: bool,
-    /// The call has begun: from here on the model is free.
+    /// The call has begun: from here on the model is free, but for a text that has to be something.
     done: bool,
 }
 
-impl Forcing {
-    /// For a chat format that has calls. Half of `max_tokens` is left for the call.
+impl Guide {
+    /// For a chat format that has channels or calls; `None` if nothing is asked. Half of `max_tokens` is left for the
+    /// call.
     pub fn new(
         format: &ChatFormat,
         tokenizer: &Tokenizer,
-        names: &[String],
+        vocab: usize,
+        stop_ids: &[u32],
+        asked: Asked,
         max_tokens: usize,
-    ) -> Option<Forcing> {
+    ) -> Option<Guide> {
+        if asked.must_call.is_empty() && asked.text.is_none() {
+            return None;
+        }
         // Each part on its own, as prompts are encoded.
         let ids = |parts: &[&str]| -> Vec<u32> {
             let encode = |part: &&str| match tokenizer.special_id(part) {
@@ -67,9 +95,10 @@ impl Forcing {
             };
             parts.iter().flat_map(encode).collect()
         };
+        let named = if asked.must_call.is_empty() { &asked.tools } else { &asked.must_call };
         let names = |prefix: &str, suffix: &str| {
             let id = |name: &String| tokenizer.encode(&format!("{prefix}{name}{suffix}"));
-            names.iter().map(id).collect::<Vec<_>>()
+            named.iter().map(id).collect::<Vec<_>>()
         };
         let (open, close, sep) = ("<|open|>", "<|close|>", "<|sep|>");
         let (respond, closes, before, names, after) = match format.name() {
@@ -87,16 +116,24 @@ impl Forcing {
                 names("functions.", ":0"),
                 ids(&["<|tool_call_argument_begin|>"]),
             ),
-            _ => return None,
+            _ => (Vec::new(), [Vec::new(), Vec::new()], Vec::new(), Vec::new(), Vec::new()),
         };
-        Some(Forcing {
+        let ends = match closes[1].first() {
+            Some(close) => vec![*close],
+            None => stop_ids.iter().chain(format.stop_ids()).copied().collect(),
+        };
+        Some(Guide {
+            asked,
+            vocab,
             respond,
             close: closes,
             before,
             names,
             after,
+            ends,
             text_max: TEXT_MAX.min(max_tokens / 4),
             text: 0,
+            begun: false,
             responded: false,
             place: Place::Outside,
             steps: VecDeque::new(),
@@ -105,17 +142,29 @@ impl Forcing {
         })
     }
 
-    /// What may come where the answer is now.
-    pub fn next(&mut self, place: Place) -> Option<Next> {
+    fn channels(&self) -> bool {
+        !self.respond.is_empty()
+    }
+
+    fn must_call(&self) -> bool {
+        !self.asked.must_call.is_empty()
+    }
+
+    /// What may come where the answer is now; `None` for anything.
+    ///
+    /// # Errors
+    /// What the text may go on with cannot be found out.
+    pub fn next(&mut self, place: Place) -> Result<Option<Next>, SamplerError> {
         if self.done {
-            return None;
+            // What comes after calls would be a text that nobody holds to anything.
+            let text = matches!(place, Place::Response | Place::Outside);
+            return Ok((text && self.asked.text.is_some()).then_some(Next::End));
         }
         self.place = place;
         if self.steps.is_empty() {
             self.plan(place);
         }
-        Some(match self.steps.front() {
-            None => Next::Free,
+        Ok(Some(match self.steps.front() {
             Some(Step::Tokens(tokens)) => tokens.front().map_or(Next::Free, |token| Next::Token(*token)),
             Some(Step::Name(names)) => {
                 let mut ids: Vec<u32> = names.iter().filter_map(|name| name.first().copied()).collect();
@@ -123,16 +172,46 @@ impl Forcing {
                 if names.iter().any(Vec::is_empty) {
                     ids.extend(self.after.first());
                 }
-                ids.sort_unstable();
-                ids.dedup();
-                Next::OneOf(ids)
+                Next::OneOf(Mask::only(self.vocab, &ids))
             }
-        })
+            None => match place {
+                Place::Response | Place::Outside => self.text()?,
+                _ => Next::Free,
+            },
+        }))
+    }
+
+    /// What the text may go on with.
+    fn text(&mut self) -> Result<Next, SamplerError> {
+        let over = self.channels() && self.place == Place::Outside;
+        let Some(text) = &mut self.asked.text else { return Ok(Next::Free) };
+        if over {
+            return Ok(Next::End);
+        }
+        let mut mask = text.mask()?;
+        if text.may_end()? {
+            if mask.is_empty() && !self.respond.is_empty() {
+                // All of what closes the channel follows.
+                return Ok(Next::OneOf(Mask::only(self.vocab, &self.ends)));
+            }
+            if mask.is_empty() && self.asked.must_call.is_empty() {
+                return Ok(Next::End);
+            }
+            self.ends.iter().for_each(|id| mask.allow(*id));
+        }
+        // A call instead of a text: the text is empty, and one of the tools is called.
+        if !self.begun && !self.names.is_empty() {
+            match self.close[1].first() {
+                Some(close) => mask.allow(*close),
+                None => self.before.iter().take(1).for_each(|id| mask.allow(*id)),
+            }
+        }
+        Ok(Next::OneOf(mask))
     }
 
     fn plan(&mut self, place: Place) {
-        let channels = !self.respond.is_empty();
-        let over = self.text >= self.text_max;
+        let (channels, calls) = (self.channels(), self.must_call());
+        let over = calls && self.text >= self.text_max && (self.asked.text.is_none() || !self.begun);
         match place {
             Place::Think if over => self.steps.push_back(Step::Tokens(self.close[0].clone().into())),
             Place::Response if channels && over => {
@@ -144,7 +223,7 @@ impl Forcing {
                 self.text = 0;
                 self.steps.push_back(Step::Tokens(self.respond.clone().into()));
             }
-            Place::Outside if channels => self.call(),
+            Place::Outside if channels && (calls || !self.begun && !self.names.is_empty()) => self.call(),
             Place::Response | Place::Outside if over => self.call(),
             _ => (),
         }
@@ -160,7 +239,7 @@ impl Forcing {
     /// The model would end its turn here: it begins the call instead. Only where there are no channels; elsewhere the
     /// end cannot be chosen.
     pub fn refuse_end(&mut self) -> Option<u32> {
-        if self.done || !self.steps.is_empty() || !self.respond.is_empty() {
+        if self.done || !self.must_call() || !self.steps.is_empty() || self.channels() {
             return None;
         }
         self.call();
@@ -168,12 +247,15 @@ impl Forcing {
     }
 
     /// A token was chosen.
-    pub fn took(&mut self, token: u32) {
+    ///
+    /// # Errors
+    /// It cannot be taken into the text.
+    pub fn took(&mut self, token: u32) -> Result<(), SamplerError> {
         if self.done {
-            return;
+            return Ok(());
         }
         match self.steps.front_mut() {
-            None => self.took_freely(token),
+            None => self.took_freely(token)?,
             Some(Step::Tokens(tokens)) => {
                 tokens.pop_front();
                 if tokens.is_empty() {
@@ -202,27 +284,39 @@ impl Forcing {
         if self.steps.is_empty() {
             self.done = self.calling;
         }
+        Ok(())
     }
 
-    fn took_freely(&mut self, token: u32) {
+    fn took_freely(&mut self, token: u32) -> Result<(), SamplerError> {
         self.text += 1;
         // What closes a channel closes no more than that.
         let close = match self.place {
             Place::Think => &self.close[0],
             Place::Response => &self.close[1],
-            _ => return,
+            _ => return Ok(()),
         };
         if close.first() == Some(&token) {
             self.steps.push_back(Step::Tokens(close[1..].iter().copied().collect()));
+        } else if self.place == Place::Response && !self.ends.contains(&token) {
+            return self.took_text(token);
         }
+        Ok(())
     }
-}
 
-/// A mask that allows these alone.
-pub fn only(vocab: usize, ids: &[u32]) -> Mask {
-    let mut mask = Mask::none(vocab);
-    ids.iter().for_each(|id| mask.allow(*id));
-    mask
+    fn took_text(&mut self, token: u32) -> Result<(), SamplerError> {
+        if self.asked.text.is_none() {
+            return Ok(());
+        }
+        if !self.begun && self.before.first() == Some(&token) && !self.channels() {
+            self.call();
+            if let Some(Step::Tokens(tokens)) = self.steps.front_mut() {
+                tokens.pop_front();
+            }
+            return Ok(());
+        }
+        self.begun = true;
+        self.asked.text.as_mut().map_or(Ok(()), |text| text.accept(token))
+    }
 }
 
 #[cfg(test)]
@@ -230,22 +324,28 @@ mod tests {
     use super::*;
     use waste_engine::chat::Choice;
 
-    fn forcing(tools: &[&str], max_tokens: usize) -> (Tokenizer, Forcing) {
+    fn guide(must_call: &[&str], max_tokens: usize) -> (Tokenizer, Guide) {
         let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models/k3-tales");
         let tokenizer = Tokenizer::open(&dir).unwrap();
         let format = ChatFormat::find(&dir, &tokenizer, Choice::Auto).unwrap();
-        let names: Vec<String> = tools.iter().map(|name| (*name).to_owned()).collect();
-        let forcing = Forcing::new(&format, &tokenizer, &names, max_tokens).unwrap();
-        (tokenizer, forcing)
+        let must_call = must_call.iter().map(|name| (*name).to_owned()).collect();
+        let asked = Asked { must_call, ..Asked::default() };
+        let vocab = tokenizer.vocab_size() as usize;
+        let guide = Guide::new(&format, &tokenizer, vocab, &[], asked, max_tokens).unwrap();
+        (tokenizer, guide)
+    }
+
+    fn allowed(mask: &Mask) -> Vec<u32> {
+        (0..mask.vocab() as u32).filter(|id| mask.allows(*id)).collect()
     }
 
     /// What is written by someone who takes the last possible token, and `free` where all are.
-    fn written(tokenizer: &Tokenizer, mut forcing: Forcing, places: &[(usize, Place)], free: &str) -> String {
+    fn written(tokenizer: &Tokenizer, mut guide: Guide, places: &[(usize, Place)], free: &str) -> String {
         let free = tokenizer.encode_markup(free)[0];
         let mut text = Vec::new();
         for (count, place) in places {
             for _ in 0..*count {
-                let Some(next) = forcing.next(*place) else { break };
+                let Some(next) = guide.next(*place).unwrap() else { break };
                 // A header is read as long as tokens of it come.
                 if (*place, &next) == (Place::Header, &Next::Free) {
                     break;
@@ -253,9 +353,10 @@ mod tests {
                 let token = match next {
                     Next::Free => free,
                     Next::Token(token) => token,
-                    Next::OneOf(ids) => *ids.last().unwrap(),
+                    Next::OneOf(mask) => allowed(&mask).last().copied().unwrap(),
+                    Next::End => break,
                 };
-                forcing.took(token);
+                guide.took(token).unwrap();
                 text.extend(tokenizer.token_bytes(token).unwrap());
             }
         }
@@ -266,15 +367,15 @@ mod tests {
 
     #[test]
     fn a_call_follows_the_response() {
-        let (tokenizer, forcing) = forcing(&["tide_table"], 1000);
+        let (tokenizer, guide) = guide(&["tide_table"], 1000);
         let places = [(1, Place::Response), (10, Place::Header), (100, Place::Outside)];
-        let text = written(&tokenizer, forcing, &places, "<|close|>");
+        let text = written(&tokenizer, guide, &places, "<|close|>");
         assert_eq!(text.replace("<|close|>response<|sep|>", ""), CALL, "{text}");
     }
 
     #[test]
     fn who_does_not_come_to_an_end_is_brought_to_it() {
-        let (tokenizer, forcing) = forcing(&["tide_table"], 20);
+        let (tokenizer, guide) = guide(&["tide_table"], 20);
         let places = [
             (6, Place::Think),
             (9, Place::Header),
@@ -284,7 +385,7 @@ mod tests {
             (9, Place::Header),
             (99, Place::Outside),
         ];
-        let text = written(&tokenizer, forcing, &places, "a");
+        let text = written(&tokenizer, guide, &places, "a");
         assert!(text.starts_with("aaaaa<|close|>think<|sep|>"), "{text}");
         assert!(text.ends_with(CALL), "{text}");
     }
@@ -292,25 +393,25 @@ mod tests {
     #[test]
     fn only_the_tools_that_there_are_can_be_named() {
         for names in [&["tide", "tide_table"][..], &["tide_table", "tide"], &["a", "tide_table", "b"]] {
-            let (tokenizer, mut forcing) = forcing(names, 1000);
+            let (tokenizer, mut guide) = guide(names, 1000);
             let mut found = std::collections::BTreeSet::new();
-            forcing.responded = true;
+            guide.responded = true;
             // Every path there is.
-            let mut paths = vec![(forcing, Vec::new())];
-            while let Some((mut forcing, text)) = paths.pop() {
-                let ids = match forcing.next(Place::Outside) {
+            let mut paths = vec![(guide, Vec::new())];
+            while let Some((mut guide, text)) = paths.pop() {
+                let ids = match guide.next(Place::Outside).unwrap() {
                     None => {
                         found.insert(String::from_utf8(tokenizer.decode(&text).unwrap()).unwrap());
                         continue;
                     }
                     Some(Next::Token(token)) => vec![token],
-                    Some(Next::OneOf(ids)) => ids,
-                    Some(Next::Free) => panic!("free"),
+                    Some(Next::OneOf(mask)) => allowed(&mask),
+                    Some(next) => panic!("{next:?}"),
                 };
                 for id in ids {
-                    let mut forcing = forcing.clone();
-                    forcing.took(id);
-                    paths.push((forcing, [&text[..], &[id]].concat()));
+                    let mut guide = guide.clone();
+                    guide.took(id).unwrap();
+                    paths.push((guide, [&text[..], &[id]].concat()));
                 }
             }
             let expected = names.iter().map(|name| CALL.replace("tide_table", name)).collect();

@@ -3,8 +3,8 @@
 use waste_engine::chat::{Delta, Reply, TokenCounts};
 use waste_engine::sampler::SamplerOptions;
 
-use crate::calls::Forcing;
 use crate::error::ApiError;
+use crate::guide::Guide;
 use crate::model::Reads;
 
 /// A checked request: everything the worker needs to know.
@@ -26,8 +26,8 @@ pub struct Job {
     pub one_call: bool,
     /// Whether calls are kept from being written.
     pub no_calls: bool,
-    /// What makes the answer call a tool.
-    pub forcing: Option<Forcing>,
+    /// What the answer has to keep to.
+    pub guide: Option<Guide>,
     /// Whose kept states it may go on from: one number for each key.
     pub owner: u64,
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use waste_common::machine::resident_bytes;
 
 use crate::job::Finished;
+use crate::model::Reads;
 use crate::queue::Status;
 
 /// Upper bounds of the histograms' buckets, in seconds.
@@ -104,9 +105,14 @@ impl Metrics {
         for (sum, tokens) in counts.generated.iter_mut().zip([of.reasoning, of.content, of.tool, of.markup]) {
             *sum += tokens as u64;
         }
-        counts.hits += finished.reads.hits;
-        counts.misses += finished.reads.misses;
-        counts.bytes += finished.reads.bytes;
+    }
+
+    /// Experts were used, and read.
+    pub fn reads(&self, reads: Reads) {
+        let mut counts = self.lock();
+        counts.hits += reads.hits;
+        counts.misses += reads.misses;
+        counts.bytes += reads.bytes;
     }
 
     /// Everything as text.

@@ -55,16 +55,20 @@ pub fn find(args: &Args, output: &Output) -> Result<Found, Failure> {
     let defaults = Defaults::read(&dir, &config, Some(&tokenizer))?;
     let settings = settings(args, &dir, format.as_ref().ok(), &defaults);
     let fingerprint = source.fingerprint();
-    let (ctx, open): (usize, Box<Open>) = match &args.script {
+    let (ctx, budget_bytes, open): (usize, Option<u64>, Box<Open>) = match &args.script {
         Some(script) => {
             let (script, tokens) = (script.clone(), dir.clone());
             let ctx = args.ctx.unwrap_or(PlanOptions::CTX);
-            (ctx, Box::new(move || Ok(Box::new(ScriptModel::read(&script, &Tokenizer::open(&tokens)?)?))))
+            let open = move || -> Result<Box<dyn Model>, Failure> {
+                Ok(Box::new(ScriptModel::read(&script, &Tokenizer::open(&tokens)?)?))
+            };
+            (ctx, None, Box::new(open))
         }
         None => engine(args, &dir, source, model.chained(), output)?,
     };
     let vocab = config.vocab;
-    let facts = Facts { tokenizer, format, vocab, ctx, stop_ids: defaults.stop_ids, fingerprint };
+    let stop_ids = defaults.stop_ids;
+    let facts = Facts { tokenizer, format, vocab, ctx, stop_ids, fingerprint, budget_bytes };
     Ok(Found { facts, settings, open })
 }
 
@@ -90,6 +94,7 @@ fn settings(args: &Args, dir: &Path, format: Option<&ChatFormat>, defaults: &Def
         queue_timeout: args.queue_timeout,
         max_body: usize::try_from(args.max_body.bytes()).unwrap_or(usize::MAX),
         log_content: args.log_content,
+        ui: !args.no_ui,
     }
 }
 
@@ -100,7 +105,7 @@ fn engine(
     source: Source,
     planned: Option<&Chained>,
     output: &Output,
-) -> Result<(usize, Box<Open>), Failure> {
+) -> Result<(usize, Option<u64>, Box<Open>), Failure> {
     let options = plan_options(args, planned)?;
     let mut sizes = match &source {
         Source::Container(container) => ModelSizes::of_container(container)?,
@@ -134,7 +139,7 @@ fn engine(
         Source::Container(container) => Some((dir.join(USAGE), container.manifest_sha256().to_owned())),
         Source::Checkpoint(_) => None,
     };
-    let ctx = plan.ctx;
+    let (ctx, budget) = (plan.ctx, plan.budget_bytes);
     let opening = Opening {
         dir: dir.to_owned(),
         options: engine_options,
@@ -145,7 +150,7 @@ fn engine(
         _plan: plan,
         _reservation: reservation,
     };
-    Ok((ctx, Box::new(move || opening.open())))
+    Ok((ctx, Some(budget), Box::new(move || opening.open())))
 }
 
 /// Everything to open the engine with, again if need be.

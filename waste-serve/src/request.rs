@@ -1,11 +1,12 @@
 //! From a body to a [`Job`]: everything that can be refused is refused here, before the line.
 
-use waste_engine::chat::{ChatFormat, Effort, Json, Prompt, ResponseFormat, ToolChoice, read};
-use waste_engine::sampler::{STOP_STRINGS_MAX, SamplerOptions, StopMatcher};
+use waste_engine::chat::{ChatFormat, Effort, Json, Prompt, ResponseFormat, Style, ToolChoice, read};
+use waste_engine::grammar::GrammarError;
+use waste_engine::sampler::{STOP_STRINGS_MAX, SamplerOptions, StopMatcher, TokenConstraint};
 
-use crate::calls::Forcing;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::guide::{self, Guide};
 use crate::job::Job;
 use crate::service::Service;
 
@@ -26,10 +27,29 @@ pub struct Asked {
     pub thinking: bool,
     /// How much, if it does.
     pub effort: Option<Effort>,
-    /// Whether the answer is to be JSON.
-    pub json: bool,
+    /// Whether the answer is to be JSON, and whether it is kept to that.
+    pub json: Option<Kept>,
     /// Whether a tool asks for arguments that follow its schema.
     pub strict: bool,
+}
+
+/// How an answer comes to be what it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// No other token can be chosen.
+    Enforced,
+    /// The prompt asks for it.
+    Prompt,
+}
+
+impl Kept {
+    /// The word for it in answers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kept::Enforced => "enforced",
+            Kept::Prompt => "prompt-only",
+        }
+    }
 }
 
 /// A chat's prompt, with what the request says about thinking.
@@ -78,14 +98,19 @@ pub fn chat(service: &Service, body: &Json, owner: u64) -> Result<Asked, ApiErro
     let stop = stops(fields)?;
     let reply = format.reply(&prompt, &service.stop_ids, stop);
     let max_tokens = service.room("messages", encoded.ids.len(), limit)?;
-    let forcing = match must_call.is_empty() {
-        true => None,
-        false => Forcing::new(format, &service.tokenizer, &must_call, max_tokens),
+    let text = text_constraint(service, fields, &prompt.response_format)?;
+    let kept = if text.is_some() { Kept::Enforced } else { Kept::Prompt };
+    let json = (prompt.response_format != ResponseFormat::Text).then_some(kept);
+    let tools = match prompt.tool_choice {
+        ToolChoice::None => Vec::new(),
+        _ => prompt.tools.iter().filter_map(tool_name).map(str::to_owned).collect(),
     };
+    let asked = guide::Asked { tools, must_call, text };
+    let guide = Guide::new(format, &service.tokenizer, service.vocab, &service.stop_ids, asked, max_tokens);
     let job = Job {
         conversation: encoded.conversation,
         max_tokens,
-        forcing,
+        guide,
         ids: encoded.ids,
         reply,
         sampler: sampler(service, fields)?,
@@ -94,7 +119,6 @@ pub fn chat(service: &Service, body: &Json, owner: u64) -> Result<Asked, ApiErro
         no_calls,
         owner,
     };
-    let json = prompt.response_format != ResponseFormat::Text;
     let (stream, include_usage) = streaming(fields)?;
     Ok(Asked { job, stream, include_usage, thinking, effort, strict, json })
 }
@@ -156,11 +180,11 @@ pub fn completion(service: &Service, body: &Json, owner: u64) -> Result<Asked, A
         logprobs,
         one_call: false,
         no_calls: false,
-        forcing: None,
+        guide: None,
         owner,
     };
     let (stream, include_usage) = streaming(fields)?;
-    Ok(Asked { job, stream, include_usage, thinking: false, effort: None, strict: false, json: false })
+    Ok(Asked { job, stream, include_usage, thinking: false, effort: None, strict: false, json: None })
 }
 
 fn prompt_ids(service: &Service, fields: Fields<'_>) -> Result<Vec<u32>, ApiError> {
@@ -365,6 +389,32 @@ fn response_format(fields: Fields<'_>) -> Result<ResponseFormat, ApiError> {
         }
     }
     Ok(read::response_format(json))
+}
+
+/// What keeps a text to the response format. A schema that cannot be kept to is refused if it is strict, else the
+/// prompt alone asks for it.
+fn text_constraint(
+    service: &Service,
+    fields: Fields<'_>,
+    format: &ResponseFormat,
+) -> Result<Option<Box<dyn TokenConstraint>>, ApiError> {
+    let constraint = match format {
+        ResponseFormat::Text => return Ok(None),
+        ResponseFormat::JsonObject => service.grammars()?.json_object(),
+        ResponseFormat::JsonSchema(_) => {
+            let outer = fields.object("response_format")?.and_then(|json| json.get("json_schema"));
+            let schema = outer.and_then(|outer| outer.get("schema"));
+            let strict = outer.and_then(|outer| outer.get("strict")) == Some(&Json::Bool(true));
+            let text = schema.map(|schema| schema.text(Style::Compact)).unwrap_or_default();
+            match service.grammars()?.json_schema_text(&text) {
+                Err(_) if !strict => return Ok(None),
+                constraint => constraint,
+            }
+        }
+    };
+    let refused =
+        |error: GrammarError| ApiError::bad("unsupported_schema", "response_format", error.to_string());
+    Ok(Some(Box::new(constraint.map_err(refused)?)))
 }
 
 /// Whether and how much to think: of the several ways to say it, the first that is there.

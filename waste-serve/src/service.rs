@@ -1,12 +1,13 @@
 //! What all requests share.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::Semaphore;
 use waste_common::cli::Failure;
 use waste_engine::chat::{ChatError, ChatFormat, Effort};
+use waste_engine::grammar::{GrammarError, Grammars};
 use waste_engine::sampler::{Mask, SamplerOptions};
 use waste_engine::tokenizer::Tokenizer;
 
@@ -47,6 +48,8 @@ pub struct Settings {
     pub max_body: usize,
     /// Whether contents are logged.
     pub log_content: bool,
+    /// Whether there is a web page.
+    pub ui: bool,
 }
 
 impl Default for Settings {
@@ -64,6 +67,7 @@ impl Default for Settings {
             queue_timeout: std::time::Duration::from_secs(1800),
             max_body: 64 << 20,
             log_content: false,
+            ui: true,
         }
     }
 }
@@ -82,6 +86,8 @@ pub struct Facts {
     pub stop_ids: Vec<u32>,
     /// Which model it is; its beginning is shown to clients.
     pub fingerprint: String,
+    /// RAM it may take, if it is an engine's.
+    pub budget_bytes: Option<u64>,
 }
 
 /// Everything requests share. The worker has the model.
@@ -93,12 +99,16 @@ pub struct Service {
     /// The tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     format: Result<ChatFormat, ApiError>,
+    /// Made when first asked for: it takes about a second.
+    grammars: OnceLock<Result<Grammars, GrammarError>>,
     /// Tokens of the vocabulary.
     pub vocab: usize,
     /// Context length.
     pub ctx: usize,
     /// Ids that end a text.
     pub stop_ids: Vec<u32>,
+    /// RAM the model may take.
+    pub budget_bytes: Option<u64>,
     /// The line.
     pub queue: Arc<Queue>,
     /// Room for bodies, in KiB: two of the longest.
@@ -132,7 +142,7 @@ impl Service {
         log: Arc<dyn Fn(&str) + Send + Sync>,
         mut open: Box<Open>,
     ) -> Result<(Arc<Service>, Working), Failure> {
-        let Facts { tokenizer, format, vocab, ctx, stop_ids, fingerprint } = facts;
+        let Facts { tokenizer, format, vocab, ctx, stop_ids, fingerprint, budget_bytes } = facts;
         let tokenizer = Arc::new(tokenizer);
         let mut mask = Mask::without(vocab, &tokenizer.banned_in_text());
         // Ids beyond the tokenizer have no text.
@@ -167,9 +177,11 @@ impl Service {
             access,
             tokenizer,
             format: format.map_err(ApiError::from),
+            grammars: OnceLock::new(),
             vocab,
             ctx,
             stop_ids,
+            budget_bytes,
             queue,
             metrics,
             fingerprint: format!("waste-{version}-{short}"),
@@ -186,6 +198,15 @@ impl Service {
     /// The model has none.
     pub fn format(&self) -> Result<&ChatFormat, ApiError> {
         self.format.as_ref().map_err(Clone::clone)
+    }
+
+    /// What keeps texts to grammars.
+    ///
+    /// # Errors
+    /// The model's vocabulary cannot be used for that.
+    pub fn grammars(&self) -> Result<&Grammars, ApiError> {
+        let grammars = self.grammars.get_or_init(|| Grammars::new(&self.tokenizer, self.vocab));
+        grammars.as_ref().map_err(|error| ApiError::unsupported("response_format", error.to_string()))
     }
 
     /// Refuses requests for another model.

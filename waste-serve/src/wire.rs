@@ -55,8 +55,8 @@ impl Envelope {
                 if asked.strict {
                     extra.insert("strict".to_owned(), "prompt-only".into());
                 }
-                if asked.json {
-                    extra.insert("grammar".to_owned(), "prompt-only".into());
+                if let Some(kept) = asked.json {
+                    extra.insert("grammar".to_owned(), kept.name().into());
                 }
             }
             extra

@@ -10,8 +10,8 @@ use waste_engine::chat::{Place, Reply};
 use waste_engine::sampler::{Mask, Sampler};
 use waste_engine::tokenizer::Tokenizer;
 
-use crate::calls::{Forcing, Next, only};
 use crate::error::ApiError;
+use crate::guide::{Guide, Next};
 use crate::job::{Event, Finished, Job, TokenLogprob};
 use crate::metrics::Metrics;
 use crate::model::{Model, Piece};
@@ -105,6 +105,7 @@ impl Worker {
         let queue_ms = millis(*queued);
         send(Event::Started);
         let before = model.reads();
+        let mut counted = before;
         let start = Instant::now();
         let of = job.ids.len();
         let reused = model.prefill(job, &mut |done| {
@@ -113,7 +114,7 @@ impl Worker {
         })?;
         let mut sampler = Sampler::new(job.sampler.clone())?;
         let mut reply = job.reply.clone();
-        let mut forcing = job.forcing.clone();
+        let mut guide = job.guide.clone();
         let mut finished = Finished {
             prompt_tokens: of,
             seed: sampler.seed(),
@@ -139,7 +140,14 @@ impl Worker {
                     if self.queue.overdue() {
                         break true;
                     }
-                    let (piece, logprob) = self.next(model, job, &reply, &mut sampler, forcing.as_mut())?;
+                    let next = guide.as_mut().map(|guide| guide.next(reply.place())).transpose()?.flatten();
+                    if next == Some(Next::End) {
+                        let calls = !reply.answer().calls.is_empty();
+                        finished.reason = if calls { "tool_calls" } else { "stop" };
+                        break false;
+                    }
+                    let (piece, logprob) =
+                        self.next(model, job, &reply, &mut sampler, guide.as_mut(), next)?;
                     if finished.completion_tokens == 0 {
                         finished.prefill_ms = millis(start);
                         self.metrics.first_token(queued.elapsed());
@@ -147,6 +155,10 @@ impl Worker {
                         self.metrics.token(last.elapsed());
                     }
                     last = Instant::now();
+                    // While it is written, so that it can be watched.
+                    let reads = model.reads();
+                    self.metrics.reads(reads.since(counted));
+                    counted = reads;
                     finished.completion_tokens += 1;
                     deltas = match &piece {
                         Piece::Token(id) => reply.push(*id, &self.tokenizer)?,
@@ -181,7 +193,9 @@ impl Worker {
             finished.reason = if cut { "length" } else { reply.finish_reason() };
         }
         finished.counts = reply.counts();
-        finished.reads = model.reads().since(before);
+        let reads = model.reads();
+        self.metrics.reads(reads.since(counted));
+        finished.reads = reads.since(before);
         self.metrics.answer(&finished);
         Ok(Outcome::Finished(Box::new(finished)))
     }
@@ -202,16 +216,13 @@ impl Worker {
         job: &Job,
         reply: &Reply,
         sampler: &mut Sampler,
-        mut forcing: Option<&mut Forcing>,
+        mut guide: Option<&mut Guide>,
+        next: Option<Next>,
     ) -> Result<(Piece, Option<TokenLogprob>), EngineError> {
         let place = reply.place();
-        let next = forcing.as_mut().and_then(|forcing| forcing.next(place));
         let own;
         let mask = match (&next, &self.closed_mask) {
-            (Some(Next::OneOf(ids)), _) => {
-                own = only(self.mask.vocab(), ids);
-                &own
-            }
+            (Some(Next::OneOf(allowed)), _) => allowed,
             (Some(_), Some(mask)) => {
                 own = self.without_stop(mask, job);
                 &own
@@ -223,20 +234,20 @@ impl Worker {
         let wanted = job.logprobs.filter(|_| matches!(place, Place::Response | Place::Outside));
         let mut logprob = None;
         let piece = model.next(&mut |logits| {
-            let id = match (&next, &mut forcing) {
+            let id = match (&next, &mut guide) {
                 (Some(Next::Token(id)), _) => {
                     sampler.skip();
                     *id
                 }
-                (_, Some(forcing)) => {
+                (_, Some(guide)) => {
                     let id = sampler.sample(logits, Some(mask))?;
                     let end = reply.is_stop_id(id);
-                    if end { forcing.refuse_end().unwrap_or(id) } else { id }
+                    if end { guide.refuse_end().unwrap_or(id) } else { id }
                 }
                 _ => sampler.sample(logits, Some(mask))?,
             };
-            if let Some(forcing) = &mut forcing {
-                forcing.took(id);
+            if let Some(guide) = &mut guide {
+                guide.took(id)?;
             }
             logprob = wanted.map(|count| log_probability(logits, id, count));
             if !reply.is_stop_id(id) {

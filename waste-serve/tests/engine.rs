@@ -184,3 +184,122 @@ fn a_tool_that_must_be_called_is() {
         assert!(got["choices"][0]["message"].get("tool_calls").is_none(), "{got}");
     });
 }
+
+/// The schema of what people expect of such answers: an object, an enum, a number, a list.
+fn creature() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "kind": {"enum": ["fox", "owl", "hare"]},
+            "age": {"type": "integer", "minimum": 0, "maximum": 99},
+            "likes": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 2},
+        },
+        "required": ["name", "kind", "age", "likes"],
+        "additionalProperties": false,
+    })
+}
+
+fn is_creature(text: &str) -> bool {
+    let Ok(value) = serde_json::from_str::<Value>(text) else { return false };
+    let Some(object) = value.as_object() else { return false };
+    let strings = |list: &Vec<Value>| list.len() <= 2 && list.iter().all(Value::is_string);
+    object.len() == 4
+        && value["name"].is_string()
+        && ["fox", "owl", "hare"].iter().any(|kind| value["kind"] == *kind)
+        && value["age"].as_u64().is_some_and(|age| age <= 99)
+        && value["likes"].as_array().is_some_and(strings)
+}
+
+#[test]
+fn an_answer_keeps_to_its_schema_every_time() {
+    if emulated() {
+        return;
+    }
+    runtime().block_on(async {
+        let server = server(keeping());
+        let format = json!({"type": "json_schema", "json_schema": {"name": "creature", "schema": creature(), "strict": true}});
+        for seed in 0..100 {
+            let body = json!({
+                "model": "model", "messages": [user("Tell me of an animal.")], "response_format": format,
+                "temperature": 1.0, "seed": seed, "max_tokens": 400, "stream": seed % 10 == 3,
+            });
+            let got = server.chat(&body).await;
+            let (text, reason) = if seed % 10 == 3 {
+                let events = got.events();
+                let text = events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str());
+                let reason = events.iter().find_map(|event| event["choices"][0]["finish_reason"].as_str());
+                (text.collect::<String>(), reason.unwrap_or_default().to_owned())
+            } else {
+                let got = got.json();
+                assert_eq!(got["waste"]["grammar"], "enforced");
+                let choice = &got["choices"][0];
+                let text = choice["message"]["content"].as_str().unwrap_or_default().to_owned();
+                (text, choice["finish_reason"].as_str().unwrap_or_default().to_owned())
+            };
+            assert!(is_creature(&text) && reason == "stop", "{seed}: {reason}: {text}");
+        }
+    });
+}
+
+#[test]
+fn json_with_thinking_with_tools_and_cut() {
+    if emulated() {
+        return;
+    }
+    runtime().block_on(async {
+        let server = server(keeping());
+        let schema = json!({"type": "json_schema", "json_schema": {"name": "creature", "schema": creature()}});
+        let ask = |seed: u64, format: &Value| {
+            json!({
+                "model": "model", "messages": [user("Is the tide high?")], "response_format": format,
+                "temperature": 1.0, "seed": seed, "max_tokens": 600,
+            })
+        };
+        let (mut thought, mut called) = (0, 0);
+        for seed in 0..6 {
+            let mut body = ask(seed, &schema);
+            body["thinking"] = true.into();
+            let got = server.chat(&body).await.json();
+            let choice = &got["choices"][0];
+            // Thinking is free, and may be all there is room for.
+            if choice["finish_reason"] == "stop" {
+                assert!(is_creature(choice["message"]["content"].as_str().unwrap()), "{got}");
+                thought += 1;
+            }
+            // A call may stand in place of the text.
+            let mut body = ask(seed, &schema);
+            body["tools"] = json!([{"type": "function", "function": {"name": "tide_table"}}]);
+            let got = server.chat(&body).await.json();
+            let message = &got["choices"][0]["message"];
+            let content = message["content"].as_str().unwrap_or_default();
+            assert!(is_creature(content) || content.is_empty() && !message["tool_calls"].is_null(), "{got}");
+            // And must, if it is asked for; the text may be there too.
+            body["tool_choice"] = "required".into();
+            let got = server.chat(&body).await.json();
+            let message = &got["choices"][0]["message"];
+            assert_eq!(message["tool_calls"][0]["function"]["name"], "tide_table", "{got}");
+            let content = message["content"].as_str().unwrap_or_default();
+            assert!(content.is_empty() || is_creature(content), "{got}");
+            called += usize::from(content.is_empty());
+        }
+        assert!(thought > 0 && called > 0, "{thought} {called}");
+        let object = server.chat(&ask(1, &json!({"type": "json_object"}))).await.json();
+        let choice = &object["choices"][0];
+        let text = choice["message"]["content"].as_str().unwrap();
+        let whole = serde_json::from_str::<Value>(text).is_ok_and(|value| value.is_object());
+        assert!(whole || choice["finish_reason"] == "length", "{object}");
+        let mut cut = ask(1, &schema);
+        cut["max_tokens"] = 3.into();
+        let cut = server.chat(&cut).await.json();
+        assert_eq!(cut["choices"][0]["finish_reason"], "length");
+        // What cannot be kept to is said.
+        let odd = json!({"type": "array", "uniqueItems": true});
+        let format = |strict: bool| json!({"type": "json_schema", "json_schema": {"name": "a", "schema": odd, "strict": strict}});
+        let refused = server.chat(&ask(1, &format(true))).await;
+        assert_eq!((refused.status.as_u16(), refused.json()["error"]["code"].as_str()), (400, Some("unsupported_schema")));
+        let mut loose = ask(1, &format(false));
+        loose["max_tokens"] = 3.into();
+        assert_eq!(server.chat(&loose).await.json()["waste"]["grammar"], "prompt-only");
+    });
+}

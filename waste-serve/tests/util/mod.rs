@@ -29,7 +29,15 @@ pub fn facts(dir: &Path) -> Facts {
     let tokenizer = Tokenizer::open(dir).unwrap();
     let format = ChatFormat::find(dir, &tokenizer, Choice::Auto);
     let stop_ids = tokenizer.eos().into_iter().collect();
-    Facts { format, vocab: 4096, ctx: 4096, stop_ids, fingerprint: "0123456789abcdef".to_owned(), tokenizer }
+    Facts {
+        format,
+        vocab: 4096,
+        ctx: 4096,
+        stop_ids,
+        fingerprint: "0123456789abcdef".to_owned(),
+        tokenizer,
+        budget_bytes: Some(1 << 30),
+    }
 }
 
 /// A server and all that belongs to it.
