@@ -34,6 +34,8 @@ pub struct Args {
 pub enum Command {
     /// Talk with the model, on a terminal or one message a line from standard input (with --json, one object an answer)
     Chat(ChatArgs),
+    /// Answer a file of questions into another file, over kills and crashes: what has an answer is not asked again
+    Batch(BatchArgs),
     /// Print the distribution of the next token
     Eval(EvalArgs),
     /// Measure how well the model predicts a text
@@ -134,6 +136,12 @@ pub struct RunArgs {
     /// Also save it while writing, every so many minutes (0.5 is half a minute; 0 after each token)
     #[arg(long, value_name = "MINUTES", requires = "session", value_parser = minutes, allow_negative_numbers = true, help_heading = "Sessions")]
     pub autosave: Option<Duration>,
+    /// Write JSON that this schema describes, and nothing else
+    #[arg(long, value_name = "FILE", help_heading = "Sampling")]
+    pub json_schema: Option<PathBuf>,
+    /// Write text that this grammar describes (Lark's syntax, from `start`), and nothing else
+    #[arg(long, value_name = "FILE", conflicts_with = "json_schema", help_heading = "Sampling")]
+    pub grammar: Option<PathBuf>,
     /// Sampling
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -213,7 +221,7 @@ pub struct ChatArgs {
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
     /// How much the model is to think: none, low, high or max [default: low]
-    #[arg(long, value_name = "LEVEL", value_parser = effort)]
+    #[arg(long, value_name = "LEVEL")]
     pub effort: Option<EffortArg>,
     /// Answer without thinking; as --effort none
     #[arg(long, conflicts_with = "effort")]
@@ -230,6 +238,35 @@ pub struct ChatArgs {
     /// Keep no history of what is typed
     #[arg(long)]
     pub no_history: bool,
+    /// Most tokens of an answer, its thinking included [default: as the context allows]
+    #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = number::<usize>, allow_negative_numbers = true, help_heading = "Sampling")]
+    pub tokens: Option<usize>,
+    /// Sampling
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// Opening the model
+    #[command(flatten)]
+    pub open: ModelArgs,
+}
+
+/// A queue of questions.
+#[derive(Debug, clap::Args)]
+pub struct BatchArgs {
+    /// A container or a checkpoint directory
+    pub model: PathBuf,
+    /// The questions, a JSON object a line: `id`, and `messages` (as the OpenAI API has them) or `prompt`; `max_tokens`,
+    /// `effort`, `temperature`, `seed` and the like take the place of the options
+    #[arg(value_name = "IN.jsonl")]
+    pub input: PathBuf,
+    /// Where answers go, a line each, as soon as they are complete; those that are there are kept
+    #[arg(long, value_name = "OUT.jsonl")]
+    pub out: PathBuf,
+    /// How much the model is to think: none, low, high or max [default: low]
+    #[arg(long, value_name = "LEVEL")]
+    pub effort: Option<EffortArg>,
+    /// Where the chat format comes from: auto (the tokenizer's markers, then chat.json) or file (chat.json)
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    pub chat_format: Choice,
     /// Most tokens of an answer, its thinking included [default: as the context allows]
     #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = number::<usize>, allow_negative_numbers = true, help_heading = "Sampling")]
     pub tokens: Option<usize>,
@@ -323,13 +360,17 @@ pub struct InfoArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EffortArg(pub Option<Effort>);
 
-fn effort(text: &str) -> Result<EffortArg, String> {
-    match text {
-        "none" => Ok(EffortArg(None)),
-        level => level
-            .parse()
-            .map(|effort| EffortArg(Some(effort)))
-            .map_err(|_| "expected none, low, high or max".to_owned()),
+impl FromStr for EffortArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<EffortArg, String> {
+        match text {
+            "none" => Ok(EffortArg(None)),
+            level => level
+                .parse()
+                .map(|effort| EffortArg(Some(effort)))
+                .map_err(|_| "expected none, low, high or max".to_owned()),
+        }
     }
 }
 

@@ -106,6 +106,7 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
         stop: args.sampling.stop.clone(),
         stop_ids: sampling::stop_ids(found.config(), tokenizer.as_ref(), model.path())?,
         prompt: going.pending.clone(),
+        constraint: sampling::constraint(&args, found.config(), tokenizer.as_ref())?,
         begun: going.begun.clone(),
         ..Request::default()
     };

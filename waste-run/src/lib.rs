@@ -3,6 +3,7 @@
 
 mod against;
 pub mod args;
+mod batch;
 mod chat;
 mod eval;
 mod generate;
@@ -27,7 +28,9 @@ pub const TOOL: Tool = Tool {
     schema: "waste-run/1",
     examples: "  Continue a text:         waste-run k3.waste \"Once upon a time\" -n 200\n  \
                Talk with the model:     waste-run chat k3.waste --system \"Be brief.\" --max-think 400\n  \
-               Many questions:          waste-run chat k3.waste --no-thinking --json < questions.txt\n  \
+               Many turns:              waste-run chat k3.waste --no-thinking --json < questions.txt\n  \
+               Questions overnight:     waste-run batch k3.waste questions.jsonl --out answers.jsonl\n  \
+               JSON and nothing else:   waste-run k3.waste \"The king's name, as JSON:\" --json-schema name.json\n  \
                From a pipeline:         waste-plan k3.waste --json | waste-run - \"hello\"\n  \
                Sample, reproducibly:    waste-run k3.waste --file prompt.txt --temp 0.8 --top-p 0.95 --seed 7\n  \
                The next token:          waste-run eval k3.waste \"The capital of France is\" --top 5\n  \
@@ -67,6 +70,10 @@ pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
         Some(Command::Chat(args)) => {
             output.set_schema("waste-run-chat/1");
             chat::run(args, output)
+        }
+        Some(Command::Batch(args)) => {
+            output.set_schema("waste-run-batch/1");
+            batch::run(args, output)
         }
         Some(Command::Eval(args)) => {
             output.set_schema("waste-run-eval/1");

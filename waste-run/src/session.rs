@@ -170,7 +170,7 @@ impl<'a> Keeper<'a> {
                 None | Some(Finish::Cancelled) => max_tokens.saturating_sub(so_far.tokens.len()),
                 Some(_) => 0,
             },
-            ended: matches!(so_far.finish, Some(Finish::Stop | Finish::StopString)),
+            ended: matches!(so_far.finish, Some(Finish::Stop | Finish::StopString | Finish::Complete)),
         }
     }
 }

@@ -122,6 +122,31 @@ fn the_system_message() {
 }
 
 #[test]
+fn a_kept_conversation_goes_on_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("talk.session");
+    let file = arg(&file);
+    let options = ["-n", "30", "--json", "-q", "--system", "Be kind.", "--temp", "0.7", "--seed", "5"];
+    let whole = chat(TALES, "Tell me a story.\nAnother one.\n", &options).done();
+    let first = chat(TALES, &format!("Tell me a story.\n/save {file}\n"), &options).done();
+    let options = ["-n", "30", "--json", "-q", "--temp", "0.7", "--seed", "5"];
+    let second = chat(TALES, &format!("Forget this.\n/load {file}\nAnother one.\n"), &options).done();
+    let (whole, first, second) = (answers(&whole), answers(&first), answers(&second));
+    assert_eq!(first[0]["text"], whole[0]["text"]);
+    for key in ["text", "reasoning", "prompt_tokens", "reused_tokens", "context_tokens"] {
+        assert_eq!(second[1][key], whole[1][key], "{key}");
+    }
+    // What is there stays if the file cannot be used.
+    std::fs::write(dir.path().join("bad.session"), b"WSES and no more").unwrap();
+    let bad = dir.path().join("bad.session");
+    chat(TALES, &format!("/load {}\n", arg(&bad)), &["--json"]).exits(3);
+    chat(TALES, &format!("/load {}\n", arg(&dir.path().join("none"))), &["--json"]).error(3, "no_session");
+    chat(TALES, &format!("/load {file}\n"), &["--kv", "f32", "--json"]).exits(3);
+    chat(CONTAINER, &format!("/load {file}\n"), &["--raw", "--json"]).exits(3);
+    chat(TALES, &format!("/save {}\n", arg(&dir.path().join("no/where"))), &["--json"]).exits(3);
+}
+
+#[test]
 fn the_context_is_told_of_before_it_bites() {
     // The prompt fits, and the answer fills what is left.
     let ran = chat(TALES, "Tell me a story.\nAnother one.\n", &["--ctx", "170", "--json"]).exits(3);

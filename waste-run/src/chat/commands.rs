@@ -1,6 +1,8 @@
 //! Lines that begin with `/`. A new command is a variant, a word in [`parse`], a line of [`HELP`] and an arm in
 //! `Chat::command`.
 
+use std::path::PathBuf;
+
 /// What a line means.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Line {
@@ -21,6 +23,10 @@ pub enum Command {
     Think,
     /// Begin anew.
     Reset,
+    /// Keep the conversation in a file.
+    Save(PathBuf),
+    /// Go on with one that was kept.
+    Load(PathBuf),
     /// Say how it goes.
     Stats,
     /// Show or set what the model is told.
@@ -33,13 +39,15 @@ pub enum Command {
 
 /// The commands.
 pub const HELP: &str = "\
-/think         show or hide what the model thinks
-/system [TEXT] say what the model is told before all, or tell it more
-/reset         begin a new conversation
-/stats         speed, context, cache
-/help          this
-/quit          end, as does Ctrl-D
-//…            a message that begins with /
+/think          show or hide what the model thinks
+/system [TEXT]  say what the model is told before all, or tell it more
+/reset          begin a new conversation
+/save FILE      keep the conversation, with all the model knows of it
+/load FILE      go on with one that was kept; it takes the place of this one
+/stats          speed, context, cache
+/help           this
+/quit           end, as does Ctrl-D
+//…             a message that begins with /
 Ctrl-C stops an answer. The history does not keep a line that begins with a space, or that looks as if it holds a
 password or a key.";
 
@@ -58,6 +66,8 @@ pub fn parse(line: &str) -> Line {
     match (word, rest) {
         ("think", "") => Line::Command(Command::Think),
         ("reset", "") => Line::Command(Command::Reset),
+        ("save", file) if !file.is_empty() => Line::Command(Command::Save(file.into())),
+        ("load", file) if !file.is_empty() => Line::Command(Command::Load(file.into())),
         ("stats", "") => Line::Command(Command::Stats),
         ("system", "") => Line::Command(Command::System(None)),
         ("system", text) => Line::Command(Command::System(Some(text.to_owned()))),
@@ -83,9 +93,11 @@ mod tests {
         assert_eq!(parse("/system"), Line::Command(Command::System(None)));
         assert_eq!(parse("/quit"), Line::Command(Command::Quit));
         assert_eq!(parse("/reset all"), Line::Unknown("/reset all".to_owned()));
-        for word in HELP.lines().filter_map(|line| line.strip_prefix('/')) {
-            let word = word.split_whitespace().next().unwrap();
-            assert!(!matches!(parse(&format!("/{word}")), Line::Unknown(_)), "{word}");
+        assert_eq!(parse("/save"), Line::Unknown("/save".to_owned()));
+        assert_eq!(parse("/load  a b "), Line::Command(Command::Load("a b".into())));
+        for line in HELP.lines().filter(|line| line.starts_with('/')) {
+            let usage = line.split("  ").next().unwrap();
+            assert!(!matches!(parse(usage), Line::Unknown(_)), "{usage}");
         }
     }
 }

@@ -1,12 +1,14 @@
 //! A conversation and the state the model has of it: each turn adds its own tokens, and nothing is read twice.
 
+use std::path::Path;
 use std::time::Instant;
 
 use waste_common::cli::Failure;
 use waste_engine::chat::{Answer, ChatFormat, Delta, Effort, Limits, Message, Prompt, Turn};
-use waste_engine::sampler::{Mask, Sampler, SamplerOptions, StopMatcher};
+use waste_engine::sampler::{Mask, Sampler, SamplerOptions, SamplerState, StopMatcher};
+use waste_engine::saved::{self, Text};
 use waste_engine::tokenizer::Tokenizer;
-use waste_engine::{Engine, EngineError, Finish, Session, Wanted};
+use waste_engine::{Engine, EngineError, Finish, Saved, Session, Wanted};
 
 /// Who answers.
 #[derive(Clone, Copy)]
@@ -167,6 +169,49 @@ impl<'a> Conversation<'a> {
         self.session.reset();
         self.ids.clear();
         self.untold = self.system.is_some();
+    }
+
+    /// Keeps it in a file, with the model's state.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn save(&self, path: &Path) -> Result<(), EngineError> {
+        let text = Text {
+            tokens: self.ids.clone(),
+            images: Vec::new(),
+            // Each answer begins its own random numbers.
+            sampler: SamplerState {
+                seed: self.settings.sampler.seed.unwrap_or_default(),
+                draws: 0,
+                counts: Vec::new(),
+            },
+            answer: self.ids.len(),
+            left: 0,
+            ended: true,
+        };
+        saved::save(self.speaker.engine, &self.session, &text, path)
+    }
+
+    /// Takes its place: the conversation in a file, system message and all.
+    ///
+    /// # Errors
+    /// The file is not there or cannot be used with this model and these options: then nothing has changed. It cannot
+    /// be read to its end: then the conversation is empty.
+    pub fn load(&mut self, path: &Path) -> Result<(), Failure> {
+        let saved = Saved::open(path)?
+            .ok_or_else(|| Failure::data("no_session", format!("there is no file {}", path.display())));
+        let mut saved = saved?;
+        let ids = saved.text().tokens.clone();
+        if let Err(error) = saved.restore(self.speaker.engine, &mut self.session) {
+            if self.session.check_intact().is_err() {
+                self.reset();
+            }
+            return Err(error.into());
+        }
+        self.ids = ids;
+        self.system = None;
+        self.untold = false;
+        Ok(())
     }
 
     /// The prompt of the next turn: all of it at the beginning, then what is new.

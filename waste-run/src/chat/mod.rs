@@ -6,6 +6,7 @@ mod history;
 mod input;
 mod show;
 
+use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -146,7 +147,7 @@ impl Chat<'_> {
                 Line::Nothing => (),
                 Line::Message(text) => self.answer(&text, input.interactive())?,
                 Line::Command(Command::Quit) => break,
-                Line::Command(command) => self.command(command)?,
+                Line::Command(command) => self.command(command, input.interactive())?,
                 Line::Unknown(word) => {
                     let what = format!(
                         "there is no command {word}; /help lists them, //… sends a message with one /"
@@ -253,8 +254,18 @@ impl Chat<'_> {
         if self.opened.interrupt.forgive() { Ok(()) } else { Err(Failure::interrupted()) }
     }
 
-    fn command(&mut self, command: Command) -> Result<(), Failure> {
+    fn command(&mut self, command: Command, interactive: bool) -> Result<(), Failure> {
         match command {
+            Command::Save(path) => {
+                let outcome = self.conversation.save(&path).map_err(Failure::from);
+                let kept = self.conversation.used();
+                self.say(outcome, format_args!("{kept} tokens kept in {}", path.display()), interactive)?;
+            }
+            Command::Load(path) => {
+                let outcome = self.conversation.load(&path);
+                let known = self.conversation.used();
+                self.say(outcome, format_args!("{known} tokens from {}", path.display()), interactive)?;
+            }
             Command::Think => {
                 let shown = self.show.toggle_thinking();
                 self.output.note(if shown { "thinking is shown" } else { "thinking is hidden" });
@@ -274,6 +285,21 @@ impl Chat<'_> {
             Command::Stats => self.stats(),
             Command::Help => self.output.note(HELP),
             Command::Quit => (),
+        }
+        Ok(())
+    }
+
+    /// Says what was done, or why not: at a terminal the conversation goes on.
+    fn say(
+        &self,
+        outcome: Result<(), Failure>,
+        done: fmt::Arguments<'_>,
+        interactive: bool,
+    ) -> Result<(), Failure> {
+        match outcome {
+            Ok(()) => self.output.note(done),
+            Err(failure) if interactive => self.output.warn(failure),
+            Err(failure) => return Err(failure),
         }
         Ok(())
     }
