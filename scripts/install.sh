@@ -44,7 +44,7 @@ for tool in "${tools[@]}"; do
   run=$prefix/bin/$tool
   "$run" man >"$man/$tool.1"
   # The pages of its subcommands, as the usage of `man` lists them.
-  subcommands=$("$run" man '?' 2>&1 | sed -n "s/.*man \[\([a-z|-]*\)\].*/\1/p" | tr '|' ' ')
+  subcommands=$({ "$run" man '?' 2>&1 || true; } | sed -n "s/.*man \[\([a-z|-]*\)\].*/\1/p" | tr '|' ' ')
   for sub in $subcommands; do
     "$run" man "$sub" >"$man/$tool-$sub.1"
   done

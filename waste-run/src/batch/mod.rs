@@ -83,8 +83,7 @@ pub fn run(args: BatchArgs, output: &Output) -> Result<Exit, Failure> {
     report.skipped = items.len() - owed.len();
     if owed.is_empty() {
         output.note(format_args!("all {} have an answer in {}", items.len(), args.out.display()));
-        output.result(&report)?;
-        return Ok(Exit::Done);
+        return end(&report, output);
     }
     let opened = found.plan(&[], output)?.load(output)?;
     let mut session = opened.engine.session()?;
@@ -131,8 +130,18 @@ pub fn run(args: BatchArgs, output: &Output) -> Result<Exit, Failure> {
         progress(&report, owed.len(), output);
     }
     opened.learn()?;
-    output.result(&report)?;
-    Ok(if report.refused > 0 { Exit::No } else { Exit::Done })
+    end(&report, output)
+}
+
+/// Says what was done.
+fn end(report: &Report, output: &Output) -> Result<Exit, Failure> {
+    let Report { skipped, answered, refused, .. } = report;
+    if output.json() {
+        output.result(report)?;
+    } else {
+        writeln!(output.text(), "{answered} answered, {refused} refused, {skipped} done before")?;
+    }
+    Ok(if *refused > 0 { Exit::No } else { Exit::Done })
 }
 
 fn call(call: &AnswerCall) -> Call<'_> {
