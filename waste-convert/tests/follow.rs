@@ -182,14 +182,15 @@ fn a_damaged_layer_whose_shards_are_gone_is_kept() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let (checkpoint, container) = (dir.path().join("checkpoint"), dir.path().join("c"));
     let layer_of = |container: &Path| {
         let made = |layer: &u32| container.join(format!("convert-L{layer}.json")).exists();
         (1..12).find(made)
     };
     let mut died = None;
     for step in 8..60 {
-        let _ = (fs::remove_dir_all(&checkpoint), fs::remove_dir_all(&container));
+        // Others than before: what an orphaned worker holds cannot be removed on Windows.
+        let (checkpoint, container) =
+            (dir.path().join(format!("checkpoint-{step}")), dir.path().join(format!("c-{step}")));
         fs::create_dir(&checkpoint).unwrap();
         let mut state = begin(&checkpoint);
         let names: Vec<String> = state.files.keys().cloned().collect();
@@ -200,12 +201,12 @@ fn a_damaged_layer_whose_shards_are_gone_is_kept() {
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let status = command.env("WASTE_ABORT_AT_STEP", step.to_string()).status().unwrap();
         let removed = read_names(&checkpoint.join(RECLAIMED)).unwrap().is_some_and(|names| !names.is_empty());
-        if !status.success() && removed && layer_of(&container).is_some() {
-            died = layer_of(&container);
+        if let Some(layer) = layer_of(&container).filter(|_| !status.success() && removed) {
+            died = Some((checkpoint, container, layer));
             break;
         }
     }
-    let layer = died.expect("some run dies between a removal and the end");
+    let (checkpoint, container, layer) = died.expect("some run dies between a removal and the end");
     let bank = container.join(format!("experts-L{layer}.bin"));
     let mut bytes = fs::read(&bank).unwrap();
     let middle = bytes.len() / 2;
