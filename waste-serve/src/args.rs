@@ -112,7 +112,7 @@ pub struct Args {
     /// Bind the compute threads to these CPUs, such as 0-2,6-8 (Linux)
     #[arg(long, value_name = "LIST", help_heading = "Compute and I/O")]
     pub cpus: Option<CpuList>,
-    /// The arithmetic of decoding: exact (f32 tables and products) or fast (16-bit whole numbers)
+    /// The arithmetic of decoding: exact (f32 tables and products) or fast (whole numbers)
     #[arg(long, value_name = "KIND", default_value = "fast", help_heading = "Compute and I/O")]
     pub arith: Arith,
     /// Check the checksum of every expert record as it is read

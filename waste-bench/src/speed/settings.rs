@@ -36,7 +36,7 @@ pub struct EngineArgs {
     /// The kernel set, `best`, or `plain`: exact arithmetic with look-ups as a compiler makes them [default: best]
     #[arg(long, env = "WASTE_KERNELS", value_name = "NAME", help_heading = "Compute and I/O")]
     pub kernels: Option<String>,
-    /// The arithmetic of decoding: exact (f32 tables and products) or fast (16-bit whole numbers)
+    /// The arithmetic of decoding: exact (f32 tables and products) or fast (whole numbers)
     #[arg(long, value_name = "NAME", default_value = Arith::default().name(), help_heading = "Compute and I/O")]
     pub arith: Arith,
     /// Tokens of a prefill chunk
