@@ -54,8 +54,8 @@ impl std::fmt::Debug for Watch {
 pub enum Arith {
     /// f32 tables and products.
     Exact,
-    /// Whole numbers, summed exactly: tables of 16 bits, the last third of an expert's stages of 8, with their units for
-    /// each block of 32 vectors; and the input of Q4G rows of 16, with one unit for each group of 128.
+    /// 16-bit whole numbers, summed exactly: tables with one unit for each block of 32 vectors, and the input of Q4G
+    /// rows with one for each group of 128.
     #[default]
     Fast,
 }

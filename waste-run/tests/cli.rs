@@ -219,7 +219,7 @@ fn greedy_text_is_that_of_the_reference() {
         let prompt = list(&ids(&meta[name]["ids"]));
         let expected = ids(&meta[name]["greedy"]);
         let n = expected.len().to_string();
-        let args = ["--ids", &prompt, "-n", &n, "--no-mask", "--json", "--arith", "exact", "--kv", "f32"];
+        let args = ["--ids", &prompt, "-n", &n, "--no-mask", "--json"];
         let report = with("", &format!("interop/{name}.waste"), &args).done().json("waste-run/1");
         assert_eq!(ids(&report["ids"]), expected, "{name}");
     }

@@ -118,7 +118,7 @@ fn look_ups(list: &mut List, sets: &[&'static Kernels], spread: usize) -> Result
             items: ROWS * shape.vectors,
         };
         let exact = Rc::new(noise(shape.table_len()));
-        let planes = Rc::new((random_bytes(shape.fast_len()), noise(shape.fast_units())));
+        let planes = Rc::new((random_bytes(shape.fast_len()), noise(shape.fast_blocks())));
         let scales = Rc::new(row_scales(ROWS));
         for (from, spread) in [("cache", 0), (MEMORY, spread)] {
             let copies = || Copies::new(ROWS / 64 * shape.block_bytes(), spread);
@@ -135,7 +135,7 @@ fn look_ups(list: &mut List, sets: &[&'static Kernels], spread: usize) -> Result
                 let (mut indices, tables, mut out) = (copies()?, Rc::clone(&planes), vec![0.0; ROWS]);
                 let row_scales = Rc::clone(&scales);
                 list.add(of("vq_rows_fast", kernels.name, from), move || {
-                    let tables = FastTables { planes: &tables.0, units: &tables.1 };
+                    let tables = FastTables { planes: &tables.0, scales: &tables.1 };
                     (kernels.vq_rows_fast)(black_box(indices.next()), shape, &row_scales, tables, &mut out);
                 });
             }
@@ -159,7 +159,7 @@ fn look_ups(list: &mut List, sets: &[&'static Kernels], spread: usize) -> Result
             });
             let (books_of, x) = (Rc::clone(&books), noise(8 * shape.vectors));
             let mut scratch = vec![0.0; shape.fast_scratch_len()];
-            let (mut planes, mut units) = (vec![0; shape.fast_len()], vec![0.0; shape.fast_units()]);
+            let (mut planes, mut units) = (vec![0; shape.fast_len()], vec![0.0; shape.fast_blocks()]);
             list.add(made("vq_tables_fast", kernels.name), move || {
                 let x = black_box(&x);
                 (kernels.vq_tables_fast)(&books_of, shape, x, &mut scratch, &mut planes, &mut units);

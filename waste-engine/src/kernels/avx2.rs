@@ -102,13 +102,12 @@ impl ByteSums {
     }
 }
 
-/// 32 rows of VQ4P: the sums of the wide stages' two planes and of the narrow stage's within a block of vectors, and
-/// the whole sums so far, row 4j + i in lane j of `rows[i]`.
+/// 32 rows: the sums of both planes within a block of vectors, and the whole sums so far, row 4j + i in lane j of
+/// `rows[i]`.
 #[derive(Clone, Copy)]
 struct RowSums {
     low: ByteSums,
     high: ByteSums,
-    narrow: ByteSums,
     rows: [__m256; 4],
 }
 
@@ -117,24 +116,19 @@ impl RowSums {
     #[target_feature(enable = "avx2")]
     fn zero() -> Self {
         let zero = ByteSums { both: _mm256_setzero_si256(), odd: _mm256_setzero_si256() };
-        RowSums { low: zero, high: zero, narrow: zero, rows: [_mm256_setzero_ps(); 4] }
+        RowSums { low: zero, high: zero, rows: [_mm256_setzero_ps(); 4] }
     }
 
-    /// Ends a block of `vectors` vectors.
+    /// Ends a block of vectors of `count` look-ups a row.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    fn finish(&mut self, vectors: usize, units: &[f32]) {
+    fn finish(&mut self, count: usize, scale: f32) {
         let (low, high) = (self.low.widen(), self.high.widen());
-        let (bias, unit) = (_mm256_set1_epi32((32768 * 3 * vectors) as i32), _mm256_set1_ps(units[0]));
+        let (bias, scale) = (_mm256_set1_epi32(32768 * count as i32), _mm256_set1_ps(scale));
         for i in 0..4 {
             let sum = _mm256_add_epi32(_mm256_slli_epi32::<8>(high[i]), low[i]);
             let sum = _mm256_cvtepi32_ps(_mm256_sub_epi32(sum, bias));
-            self.rows[i] = _mm256_fmadd_ps(sum, unit, self.rows[i]);
-        }
-        let (bias, unit) = (_mm256_set1_epi32((128 * vectors) as i32), _mm256_set1_ps(units[1]));
-        for (rows, sum) in self.rows.iter_mut().zip(self.narrow.widen()) {
-            let sum = _mm256_cvtepi32_ps(_mm256_sub_epi32(sum, bias));
-            *rows = _mm256_fmadd_ps(sum, unit, *rows);
+            self.rows[i] = _mm256_fmadd_ps(sum, scale, self.rows[i]);
         }
         *self = RowSums { rows: self.rows, ..RowSums::zero() };
     }
@@ -176,24 +170,24 @@ fn chain(plane: &[u8], chain: &mut [u8]) {
     }
 }
 
-/// `table[index]` for `P` tables of 64 entries, given as [`chain`]s, and 2 × 32 indices below 64.
+/// `low[index]` and `high[index]` for two tables of 64 entries, given as [`chain`]s, and 2 × 32 indices below 64.
 ///
 /// `pshufb` finds an entry among 16 by an index's low bits, and gives 0 where the top bit is set: where less than
 /// the place of the 16 has been reached. The entry is the xor of all it finds.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn look_up<const P: usize>(chains: [&[u8; 64]; P], index: [__m256i; 2]) -> [[__m256i; 2]; P] {
+fn look_up(low: &[u8; 64], high: &[u8; 64], index: [__m256i; 2]) -> [[__m256i; 2]; 2] {
     let mut index = index;
-    let mut found = [[_mm256_setzero_si256(); 2]; P];
+    let mut found = [[_mm256_setzero_si256(); 2]; 2];
     for link in 0..4 {
-        let entries = chains.map(|chain| _mm256_broadcastsi128_si256(load_half(chain, 16 * link)));
+        let low = _mm256_broadcastsi128_si256(load_half(low, 16 * link));
+        let high = _mm256_broadcastsi128_si256(load_half(high, 16 * link));
         for half in 0..2 {
             if link > 0 {
                 index[half] = _mm256_sub_epi8(index[half], _mm256_set1_epi8(16));
             }
-            for (found, entries) in found.iter_mut().zip(entries) {
-                found[half] = _mm256_xor_si256(found[half], _mm256_shuffle_epi8(entries, index[half]));
-            }
+            found[half][0] = _mm256_xor_si256(found[half][0], _mm256_shuffle_epi8(low, index[half]));
+            found[half][1] = _mm256_xor_si256(found[half][1], _mm256_shuffle_epi8(high, index[half]));
         }
     }
     found
@@ -225,13 +219,14 @@ fn packed(indices: &[u8], shape: VqShape, scales: &[u8], tables: FastTables, out
     let pull = Pull::new();
     let mut sums = [[RowSums::zero(); 2]; BLOCKS];
     let sums = &mut sums[..out.len().div_ceil(VQ_BLOCK)];
-    let mut chains = [[0u8; 64]; 7];
+    let mut chains = [[[0u8; 64]; 2]; 4];
     let mut v = 0;
-    for (planes, units) in tables.planes.chunks(FAST_VECTORS * 448).zip(tables.units.chunks_exact(2)) {
-        let vectors = planes.len() / 448;
-        for planes in planes.chunks_exact(448) {
-            for (to, plane) in chains.iter_mut().zip(planes.chunks_exact(64)) {
-                chain(plane, to);
+    for (planes, &scale) in tables.planes.chunks(FAST_VECTORS * 512).zip(tables.scales) {
+        let vectors = planes.len() / 512;
+        for planes in planes.chunks_exact(512) {
+            for (chains, planes) in chains.iter_mut().zip(planes.chunks_exact(128)) {
+                chain(&planes[..64], &mut chains[0]);
+                chain(&planes[64..], &mut chains[1]);
             }
             for (b, sums) in sums.iter_mut().enumerate() {
                 let at = b * shape.block_bytes() + v * VQ_BLOCK * 3;
@@ -241,23 +236,18 @@ fn packed(indices: &[u8], shape: VqShape, scales: &[u8], tables: FastTables, out
                 let rows = &indices[at..at + VQ_BLOCK * 3];
                 let (first, second) = rows.split_at(ROWS * 3);
                 let index = [pull.fields(first), pull.fields(second)];
-                for s in 0..3 {
-                    let planes = [&chains[2 * s], &chains[2 * s + 1]];
-                    let [low, high] = look_up(planes, [index[0][s], index[1][s]]);
+                for (s, [low, high]) in chains.iter().enumerate() {
+                    let found = look_up(low, high, [index[0][s], index[1][s]]);
                     for half in 0..2 {
-                        sums[half].low.add(low[half]);
-                        sums[half].high.add(high[half]);
+                        sums[half].low.add(found[half][0]);
+                        sums[half].high.add(found[half][1]);
                     }
-                }
-                let [found] = look_up([&chains[6]], [index[0][3], index[1][3]]);
-                for half in 0..2 {
-                    sums[half].narrow.add(found[half]);
                 }
             }
             v += 1;
         }
         for sums in sums.as_flattened_mut() {
-            sums.finish(vectors, units);
+            sums.finish(vectors * 4, scale);
         }
     }
     let rows = out.chunks_mut(ROWS).zip(scales.chunks(2 * ROWS));

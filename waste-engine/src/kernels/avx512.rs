@@ -3,14 +3,12 @@
 
 use std::arch::x86_64::*;
 
-use super::portable::{self, FAST_VECTORS, FastTables, VQ_BLOCK, VqShape};
+use super::portable::{self, FAST_VECTORS, FastTables, VQ_BLOCK, VQ_DIM, VqShape};
 use super::x86::{PREFETCH, prefetch};
 
-mod tables;
 mod trunk;
 mod whole;
 
-pub(super) use tables::{vq_tables, vq_tables_fast};
 pub(super) use trunk::{rows_f32, rows_q4, rows_q8};
 pub(super) use whole::rows_q4_fast;
 
@@ -50,44 +48,34 @@ impl ByteSums {
     }
 }
 
-/// 64 rows of one block: the sums of the wide stages' two planes and of each narrow stage's within a block of
-/// vectors, and the whole sums so far, row 4j + i in lane j of `rows[i]`.
+/// 64 rows of one block: the sums of both planes within a block of vectors, and the whole sums so far, row 4j + i in
+/// lane j of `rows[i]`.
 #[derive(Clone, Copy)]
-struct BlockSums<const N: usize> {
+struct BlockSums {
     low: ByteSums,
     high: ByteSums,
-    narrow: [ByteSums; N],
     rows: [__m512; 4],
 }
 
-impl<const N: usize> BlockSums<N> {
+impl BlockSums {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     fn zero() -> Self {
-        let zero = ByteSums::zero();
-        BlockSums { low: zero, high: zero, narrow: [zero; N], rows: [_mm512_setzero_ps(); 4] }
+        BlockSums { low: ByteSums::zero(), high: ByteSums::zero(), rows: [_mm512_setzero_ps(); 4] }
     }
 
-    /// Ends a block of `vectors` vectors with `wide` wide stages.
+    /// Ends a block of vectors of `count` look-ups a row.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    fn finish(&mut self, vectors: usize, wide: usize, units: &[f32]) {
+    fn finish(&mut self, count: usize, scale: f32) {
         let (low, high) = (self.low.widen(), self.high.widen());
-        let (bias, unit) = (_mm512_set1_epi32((32768 * wide * vectors) as i32), _mm512_set1_ps(units[0]));
+        let (bias, scale) = (_mm512_set1_epi32(32768 * count as i32), _mm512_set1_ps(scale));
         for i in 0..4 {
             let sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(high[i]), low[i]);
             let sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, bias));
-            self.rows[i] = _mm512_fmadd_ps(sum, unit, self.rows[i]);
+            self.rows[i] = _mm512_fmadd_ps(sum, scale, self.rows[i]);
         }
-        let bias = _mm512_set1_epi32((128 * vectors) as i32);
-        for (narrow, unit) in self.narrow.iter().zip(&units[1..]) {
-            let unit = _mm512_set1_ps(*unit);
-            for (rows, sum) in self.rows.iter_mut().zip(narrow.widen()) {
-                let sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, bias));
-                *rows = _mm512_fmadd_ps(sum, unit, *rows);
-            }
-        }
-        *self = BlockSums { rows: self.rows, ..Self::zero() };
+        (self.low, self.high) = (ByteSums::zero(), ByteSums::zero());
     }
 
     #[inline]
@@ -200,30 +188,30 @@ pub(super) fn vq_rows_fast(
         }};
     }
     match (shape.stages, shape.entries, shape.packed) {
-        (2, 256, false) => in_groups!(bytes::<2, 0, 2>, bytes::<2, 0, 1>, 2),
-        (3, 256, false) => in_groups!(bytes::<3, 1, 2>, bytes::<3, 1, 1>, 2),
+        (2, 256, false) => in_groups!(bytes::<2, 2>, bytes::<2, 1>, 2),
+        (3, 256, false) => in_groups!(bytes::<3, 2>, bytes::<3, 1>, 2),
         (4, 64, true) => in_groups!(packed::<4>, packed::<1>, 4),
         _ => portable::vq_rows_fast(indices, shape, scales, tables, out),
     }
 }
 
-/// `B` blocks of rows with an index of one byte for each of `S` stages of 256 entries, `N` of them narrow.
+/// `B` blocks of rows with an index of one byte for each of `S` stages of 256 entries.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c")]
-fn bytes<const S: usize, const N: usize, const B: usize>(
+fn bytes<const S: usize, const B: usize>(
     indices: &[u8],
     shape: VqShape,
     scales: &[u8],
     tables: FastTables,
     out: &mut [f32],
 ) {
-    let (block_bytes, vector_planes, wide) = (shape.block_bytes(), (2 * S - N) * 256, S - N);
+    let block_bytes = shape.block_bytes();
     let pulls: [Pull; S] = std::array::from_fn(|s| Pull::new(S, s));
-    let mut sums: [BlockSums<N>; B] = [BlockSums::zero(); B];
+    let mut sums: [BlockSums; B] = [BlockSums::zero(); B];
     let mut v = 0;
-    let blocks = tables.planes.chunks(FAST_VECTORS * vector_planes).zip(tables.units.chunks_exact(1 + N));
-    for (planes, units) in blocks {
-        let vectors = planes.len() / vector_planes;
-        for planes in planes.chunks_exact(vector_planes) {
+    let blocks = tables.planes.chunks(FAST_VECTORS * S * 512).zip(tables.scales);
+    for (planes, &scale) in blocks {
+        let vectors = planes.len() / (S * 512);
+        for planes in planes.chunks_exact(S * 512) {
             let raw: [[__m512i; 3]; B] = std::array::from_fn(|b| {
                 let at = b * block_bytes + v * VQ_BLOCK * S;
                 for line in 0..S {
@@ -232,42 +220,25 @@ fn bytes<const S: usize, const N: usize, const B: usize>(
                 let third = if S == 3 { load(indices, at + 128) } else { _mm512_setzero_si512() };
                 [load(indices, at), load(indices, at + 64), third]
             });
-            let index = |s: usize, raw: [__m512i; 3]| {
-                if S == 3 { pulls[s].three(raw) } else { pulls[s].two([raw[0], raw[1]]) }
-            };
-            let (wide_planes, narrow_planes) = planes.split_at(wide * 512);
-            for (s, planes) in wide_planes.chunks_exact(512).enumerate() {
-                let (low, high) = (load_table(planes, 0), load_table(planes, 256));
+            for (pull, planes) in pulls.iter().zip(planes.chunks_exact(512)) {
+                let low = [load(planes, 0), load(planes, 64), load(planes, 128), load(planes, 192)];
+                let high = [load(planes, 256), load(planes, 320), load(planes, 384), load(planes, 448)];
                 for (sums, raw) in sums.iter_mut().zip(raw) {
-                    let index = index(s, raw);
+                    let index = if S == 3 { pull.three(raw) } else { pull.two([raw[0], raw[1]]) };
                     let upper_half = _mm512_movepi8_mask(index);
                     sums.low.add(look_up(&low, index, upper_half));
                     sums.high.add(look_up(&high, index, upper_half));
                 }
             }
-            for (n, plane) in narrow_planes.chunks_exact(256).enumerate() {
-                let table = load_table(plane, 0);
-                for (sums, raw) in sums.iter_mut().zip(raw) {
-                    let index = index(wide + n, raw);
-                    sums.narrow[n].add(look_up(&table, index, _mm512_movepi8_mask(index)));
-                }
-            }
             v += 1;
         }
         for sums in &mut sums {
-            sums.finish(vectors, wide, units);
+            sums.finish(vectors * S, scale);
         }
     }
     for (b, (sums, out)) in sums.into_iter().zip(out.chunks_mut(VQ_BLOCK)).enumerate() {
         sums.store(&scales[2 * b * VQ_BLOCK..], out);
     }
-}
-
-/// The 256 bytes at `at`.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn load_table(bytes: &[u8], at: usize) -> [__m512i; 4] {
-    [load(bytes, at), load(bytes, at + 64), load(bytes, at + 128), load(bytes, at + 192)]
 }
 
 /// `B` blocks of rows with four indices of 6 bits in three bytes.
@@ -282,12 +253,12 @@ fn packed<const B: usize>(
     let block_bytes = shape.block_bytes();
     let pulls: [Pull; 3] = std::array::from_fn(|s| Pull::new(3, s));
     let (two_bits, four_bits) = (_mm512_set1_epi8(0x03), _mm512_set1_epi8(0x0f));
-    let mut sums: [BlockSums<1>; B] = [BlockSums::zero(); B];
+    let mut sums: [BlockSums; B] = [BlockSums::zero(); B];
     let mut v = 0;
-    let blocks = tables.planes.chunks(FAST_VECTORS * 448).zip(tables.units.chunks_exact(2));
-    for (planes, units) in blocks {
-        let vectors = planes.len() / 448;
-        for planes in planes.chunks_exact(448) {
+    let blocks = tables.planes.chunks(FAST_VECTORS * 512).zip(tables.scales);
+    for (planes, &scale) in blocks {
+        let vectors = planes.len() / 512;
+        for planes in planes.chunks_exact(512) {
             for (b, sums) in sums.iter_mut().enumerate() {
                 let at = b * block_bytes + v * VQ_BLOCK * 3;
                 for line in 0..3 {
@@ -307,22 +278,136 @@ fn packed<const B: usize>(
                     _mm512_srli_epi16::<4>(y),
                     _mm512_slli_epi16::<4>(z),
                 );
-                for (s, index) in [x, second, third].into_iter().enumerate() {
-                    sums.low.add(_mm512_permutexvar_epi8(index, load(planes, 128 * s)));
-                    sums.high.add(_mm512_permutexvar_epi8(index, load(planes, 128 * s + 64)));
+                let index = [x, second, third, _mm512_srli_epi16::<2>(z)];
+                for (index, planes) in index.into_iter().zip(planes.chunks_exact(128)) {
+                    sums.low.add(_mm512_permutexvar_epi8(index, load(planes, 0)));
+                    sums.high.add(_mm512_permutexvar_epi8(index, load(planes, 64)));
                 }
-                let fourth = _mm512_srli_epi16::<2>(z);
-                sums.narrow[0].add(_mm512_permutexvar_epi8(fourth, load(planes, 384)));
             }
             v += 1;
         }
         for sums in &mut sums {
-            sums.finish(vectors, 3, units);
+            sums.finish(vectors * 4, scale);
         }
     }
     for (b, (sums, out)) in sums.into_iter().zip(out.chunks_mut(VQ_BLOCK)).enumerate() {
         sums.store(&scales[2 * b * VQ_BLOCK..], out);
     }
+}
+
+/// Entries of a table that go together.
+const TILE: usize = 32;
+
+/// See [`Kernels::vq_tables`](super::Kernels::vq_tables).
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c")]
+pub(super) fn vq_tables(codebooks: &[f32], shape: VqShape, x: &[f32], tables: &mut [f32]) {
+    let VqShape { stages, entries, .. } = shape;
+    if entries % TILE != 0 {
+        return portable::vq_tables(codebooks, shape, x, tables);
+    }
+    let per_vector = stages * entries;
+    let blocks = tables.chunks_mut(FAST_VECTORS * per_vector);
+    for (tables, x) in blocks.zip(x.chunks(FAST_VECTORS * VQ_DIM)) {
+        let x = x.as_chunks::<VQ_DIM>().0;
+        for (s, book) in codebooks.chunks_exact(VQ_DIM * entries).take(stages).enumerate() {
+            for first in (0..entries).step_by(TILE) {
+                // 16 registers: the tile stays there while the vectors pass.
+                let tile: [[__m512; 2]; VQ_DIM] = std::array::from_fn(|d| {
+                    let at = d * entries + first;
+                    [load_ps(book, at), load_ps(book, at + 16)]
+                });
+                for (table, x) in tables.chunks_exact_mut(per_vector).zip(x) {
+                    let mut sums = [_mm512_setzero_ps(); 2];
+                    for d in 0..VQ_DIM {
+                        let x = _mm512_set1_ps(x[d]);
+                        sums[0] = _mm512_fmadd_ps(tile[d][0], x, sums[0]);
+                        sums[1] = _mm512_fmadd_ps(tile[d][1], x, sums[1]);
+                    }
+                    let out = &mut table[s * entries + first..][..TILE];
+                    // SAFETY: the slice has two registers' 32 lanes.
+                    unsafe {
+                        _mm512_storeu_ps(out.as_mut_ptr(), sums[0]);
+                        _mm512_storeu_ps(out.as_mut_ptr().add(16), sums[1]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// See [`Kernels::vq_tables_fast`](super::Kernels::vq_tables_fast).
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c")]
+pub(super) fn vq_tables_fast(
+    codebooks: &[f32],
+    shape: VqShape,
+    x: &[f32],
+    scratch: &mut [f32],
+    planes: &mut [u8],
+    scales: &mut [f32],
+) {
+    let VqShape { stages, entries, vectors, .. } = shape;
+    if entries % 64 != 0 {
+        return portable::vq_tables_fast(codebooks, shape, x, scratch, planes, scales);
+    }
+    assert!(codebooks.len() >= shape.codebook_len() && x.len() >= vectors * VQ_DIM);
+    assert!(planes.len() == shape.fast_len() && scales.len() == shape.fast_blocks());
+    // Lane i of the register k of four goes to byte 16k + i; the words of two registers are interleaved before.
+    let mut positions = [0u8; 64];
+    for (j, position) in positions.iter_mut().enumerate() {
+        *position = (j / 32 * 64 + j / 16 % 2 * 2 + j % 16 * 4) as u8;
+    }
+    let low = load(&positions, 0);
+    let high = _mm512_add_epi8(low, _mm512_set1_epi8(1));
+    let blocks = planes.chunks_mut(2 * FAST_VECTORS * stages * entries).zip(scales);
+    for ((planes, scale), x) in blocks.zip(x.chunks(FAST_VECTORS * VQ_DIM)) {
+        let tables = &mut scratch[..planes.len() / 2];
+        vq_tables(codebooks, shape, x, tables);
+        let factor;
+        (*scale, factor) = portable::fast_unit(largest(tables));
+        if scale.is_nan() {
+            tables.fill(0.0);
+        }
+        let (factor, round) = (_mm512_set1_ps(factor), _mm512_set1_ps(portable::ROUND));
+        let bits = |tables: &[f32], at: usize| {
+            let rounded = _mm512_add_ps(_mm512_mul_ps(load_ps(tables, at), factor), round);
+            _mm512_castps_si512(rounded)
+        };
+        let words = |tables: &[f32], at: usize| {
+            let upper = _mm512_slli_epi32::<16>(bits(tables, at + 16));
+            _mm512_mask_blend_epi16(0xaaaa_aaaa, bits(tables, at), upper)
+        };
+        for (planes, table) in planes.chunks_exact_mut(2 * entries).zip(tables.chunks_exact(entries)) {
+            let (lows, highs) = planes.split_at_mut(entries);
+            let rows = lows.as_chunks_mut::<64>().0.iter_mut().zip(highs.as_chunks_mut::<64>().0);
+            for ((lows, highs), table) in rows.zip(table.as_chunks::<64>().0) {
+                let (first, second) = (words(table, 0), words(table, 32));
+                let bias = _mm512_set1_epi8(-128);
+                let high = _mm512_xor_si512(_mm512_permutex2var_epi8(first, high, second), bias);
+                // SAFETY: both have a register's 64 bytes.
+                unsafe {
+                    let low = _mm512_permutex2var_epi8(first, low, second);
+                    _mm512_storeu_si512(lows.as_mut_ptr().cast(), low);
+                    _mm512_storeu_si512(highs.as_mut_ptr().cast(), high);
+                }
+            }
+        }
+    }
+}
+
+/// The largest magnitude as bits; the number of elements is a multiple of 64.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn largest(tables: &[f32]) -> u32 {
+    let magnitude = _mm512_set1_epi32(0x7fff_ffff);
+    let mut largest = [_mm512_setzero_si512(); 4];
+    for tables in tables.as_chunks::<64>().0 {
+        for (i, largest) in largest.iter_mut().enumerate() {
+            let bits = _mm512_castps_si512(load_ps(tables, 16 * i));
+            *largest = _mm512_max_epu32(*largest, _mm512_and_si512(bits, magnitude));
+        }
+    }
+    let [a, b, c, d] = largest;
+    _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_max_epu32(a, b), _mm512_max_epu32(c, d)))
 }
 
 /// See [`Kernels::vq_rows`](super::Kernels::vq_rows): for packed indices, whose tables fit registers.

@@ -39,68 +39,47 @@ fn load_pairs(bytes: &[u8]) -> [uint8x16_t; 2] {
 /// Sums of bytes of 16 rows.
 type ByteSums = [uint16x8_t; 2];
 
-/// No sums yet.
-#[inline(always)]
-fn no_sums() -> ByteSums {
-    // SAFETY: NEON is part of the target.
-    unsafe { [vdupq_n_u16(0); 2] }
-}
-
-/// Adds 16 bytes.
-#[inline(always)]
-fn add(sums: &mut ByteSums, x: uint8x16_t) {
-    // SAFETY: NEON is part of the target.
-    unsafe {
-        sums[0] = vaddw_u8(sums[0], vget_low_u8(x));
-        sums[1] = vaddw_high_u8(sums[1], x);
-    }
-}
-
-/// 16 rows: the sums of the wide stages' two planes and of each narrow stage's within a block of vectors, and the
-/// whole sums so far.
+/// 16 rows: the sums of both planes within a block of vectors, and the whole sums so far.
 #[derive(Clone, Copy)]
-struct RowSums<const N: usize> {
-    wide: [ByteSums; 2],
-    narrow: [ByteSums; N],
+struct RowSums {
+    planes: [ByteSums; 2],
     rows: [float32x4_t; 4],
 }
 
-impl<const N: usize> RowSums<N> {
+impl RowSums {
     #[inline(always)]
     fn zero() -> Self {
         // SAFETY: NEON is part of the target.
-        let rows = unsafe { [vdupq_n_f32(0.0); 4] };
-        RowSums { wide: [no_sums(); 2], narrow: [no_sums(); N], rows }
+        unsafe { RowSums { planes: [[vdupq_n_u16(0); 2]; 2], rows: [vdupq_n_f32(0.0); 4] } }
     }
 
-    /// Ends a block of `vectors` vectors with `wide` wide stages.
     #[inline(always)]
-    fn finish(&mut self, vectors: usize, wide: usize, units: &[f32]) {
-        let [low, high] = self.wide;
+    fn add(&mut self, plane: usize, x: uint8x16_t) {
+        let sums = &mut self.planes[plane];
         // SAFETY: NEON is part of the target.
         unsafe {
-            let bias = vdupq_n_s32((32768 * wide * vectors) as i32);
+            sums[0] = vaddw_u8(sums[0], vget_low_u8(x));
+            sums[1] = vaddw_high_u8(sums[1], x);
+        }
+    }
+
+    /// Ends a block of vectors of `count` look-ups a row.
+    #[inline(always)]
+    fn finish(&mut self, count: usize, scale: f32) {
+        let [low, high] = self.planes;
+        // SAFETY: NEON is part of the target.
+        unsafe {
+            let bias = vdupq_n_s32(32768 * count as i32);
             for i in 0..2 {
                 let first = vmlal_n_u16(vmovl_u16(vget_low_u16(low[i])), vget_low_u16(high[i]), 256);
                 let second = vmlal_n_u16(vmovl_u16(vget_high_u16(low[i])), vget_high_u16(high[i]), 256);
                 for (j, sum) in [first, second].into_iter().enumerate() {
                     let sum = vcvtq_f32_s32(vsubq_s32(vreinterpretq_s32_u32(sum), bias));
-                    self.rows[2 * i + j] = vfmaq_n_f32(self.rows[2 * i + j], sum, units[0]);
-                }
-            }
-            let bias = vdupq_n_s32((128 * vectors) as i32);
-            for (narrow, unit) in self.narrow.iter().zip(&units[1..]) {
-                for i in 0..2 {
-                    let halves = [vget_low_u16(narrow[i]), vget_high_u16(narrow[i])];
-                    for (j, half) in halves.into_iter().enumerate() {
-                        let sum = vreinterpretq_s32_u32(vmovl_u16(half));
-                        let sum = vcvtq_f32_s32(vsubq_s32(sum, bias));
-                        self.rows[2 * i + j] = vfmaq_n_f32(self.rows[2 * i + j], sum, *unit);
-                    }
+                    self.rows[2 * i + j] = vfmaq_n_f32(self.rows[2 * i + j], sum, scale);
                 }
             }
         }
-        *self = RowSums { rows: self.rows, ..Self::zero() };
+        *self = RowSums { rows: self.rows, ..RowSums::zero() };
     }
 
     #[inline(always)]
@@ -125,8 +104,8 @@ pub(super) fn vq_rows_fast(
     portable::check_fast(indices, shape, scales, tables, out);
     let kernel: fn(&[u8], VqShape, &[u8], FastTables, &mut [f32]) =
         match (shape.stages, shape.entries, shape.packed) {
-            (2, 256, false) => |i, shape, s, t, out| bytes::<2, 0>(i, shape, s, t, out, load_pairs),
-            (3, 256, false) => |i, shape, s, t, out| bytes::<3, 1>(i, shape, s, t, out, load_triples),
+            (2, 256, false) => |i, shape, s, t, out| bytes(i, shape, s, t, out, load_pairs),
+            (3, 256, false) => |i, shape, s, t, out| bytes(i, shape, s, t, out, load_triples),
             (4, 64, true) => packed,
             _ => return portable::vq_rows_fast(indices, shape, scales, tables, out),
         };
@@ -136,9 +115,9 @@ pub(super) fn vq_rows_fast(
     }
 }
 
-/// A block of rows with an index of one byte for each of `S` stages of 256 entries, `N` of them narrow.
+/// A block of rows with an index of one byte for each of `S` stages of 256 entries.
 #[inline(always)]
-fn bytes<const S: usize, const N: usize>(
+fn bytes<const S: usize>(
     indices: &[u8],
     shape: VqShape,
     scales: &[u8],
@@ -146,28 +125,24 @@ fn bytes<const S: usize, const N: usize>(
     out: &mut [f32],
     load: impl Fn(&[u8]) -> [uint8x16_t; S],
 ) {
-    let (wide, vector_planes) = (S - N, (2 * S - N) * 256);
-    let mut sums: [RowSums<N>; VQ_BLOCK / ROWS] = [RowSums::zero(); VQ_BLOCK / ROWS];
+    let mut sums = [RowSums::zero(); VQ_BLOCK / ROWS];
     let mut rows = indices[..shape.block_bytes()].chunks_exact(VQ_BLOCK * S);
-    let blocks = tables.planes.chunks(FAST_VECTORS * vector_planes).zip(tables.units.chunks_exact(1 + N));
-    for (planes, units) in blocks {
-        let vectors = planes.len() / vector_planes;
-        for (planes, rows) in planes.chunks_exact(vector_planes).zip(&mut rows) {
+    for (planes, &scale) in tables.planes.chunks(FAST_VECTORS * S * 512).zip(tables.scales) {
+        let vectors = planes.len() / (S * 512);
+        for (stages, rows) in planes.chunks_exact(S * 512).zip(&mut rows) {
             let index: [[uint8x16_t; S]; VQ_BLOCK / ROWS] =
                 std::array::from_fn(|group| load(&rows[group * ROWS * S..]));
-            for (p, plane) in planes.chunks_exact(256).enumerate() {
-                let table = [0, 64, 128, 192].map(|at| load_table(plane, at));
-                let narrow = p.checked_sub(2 * wide);
-                for (sums, index) in sums.iter_mut().zip(index) {
-                    match narrow {
-                        None => add(&mut sums.wide[p % 2], look_up(table, index[p / 2])),
-                        Some(n) => add(&mut sums.narrow[n], look_up(table, index[wide + n])),
+            for (s, stage) in stages.chunks_exact(512).enumerate() {
+                for (p, plane) in stage.chunks_exact(256).enumerate() {
+                    let table = [0, 64, 128, 192].map(|at| load_table(plane, at));
+                    for (sums, index) in sums.iter_mut().zip(index) {
+                        sums.add(p, look_up(table, index[s]));
                     }
                 }
             }
         }
         for sums in &mut sums {
-            sums.finish(vectors, wide, units);
+            sums.finish(vectors * S, scale);
         }
     }
     let rows = out.chunks_mut(ROWS).zip(scales.chunks(2 * ROWS));
@@ -194,27 +169,25 @@ fn look_up(table: [uint8x16x4_t; 4], index: uint8x16_t) -> uint8x16_t {
 
 /// A block of rows with four indices of 6 bits in three bytes.
 fn packed(indices: &[u8], shape: VqShape, scales: &[u8], tables: FastTables, out: &mut [f32]) {
-    let mut sums: [RowSums<1>; VQ_BLOCK / ROWS] = [RowSums::zero(); VQ_BLOCK / ROWS];
+    let mut sums = [RowSums::zero(); VQ_BLOCK / ROWS];
     let mut rows = indices[..shape.block_bytes()].chunks_exact(VQ_BLOCK * 3);
-    for (planes, units) in tables.planes.chunks(FAST_VECTORS * 448).zip(tables.units.chunks_exact(2)) {
-        let vectors = planes.len() / 448;
-        for (planes, rows) in planes.chunks_exact(448).zip(&mut rows) {
+    for (planes, &scale) in tables.planes.chunks(FAST_VECTORS * 512).zip(tables.scales) {
+        let vectors = planes.len() / 512;
+        for (stages, rows) in planes.chunks_exact(512).zip(&mut rows) {
             let index: [[uint8x16_t; 4]; VQ_BLOCK / ROWS] =
                 std::array::from_fn(|group| fields(load_triples(&rows[group * ROWS * 3..])));
-            for (p, plane) in planes.chunks_exact(64).enumerate() {
-                let table = load_table(plane, 0);
-                // SAFETY: NEON is part of the target.
-                let found = |stage: uint8x16_t| unsafe { vqtbl4q_u8(table, stage) };
-                for (sums, index) in sums.iter_mut().zip(index) {
-                    match p.checked_sub(6) {
-                        None => add(&mut sums.wide[p % 2], found(index[p / 2])),
-                        Some(n) => add(&mut sums.narrow[n], found(index[3 + n])),
+            for (s, stage) in stages.chunks_exact(128).enumerate() {
+                for (p, plane) in stage.chunks_exact(64).enumerate() {
+                    let table = load_table(plane, 0);
+                    for (sums, index) in sums.iter_mut().zip(index) {
+                        // SAFETY: NEON is part of the target.
+                        sums.add(p, unsafe { vqtbl4q_u8(table, index[s]) });
                     }
                 }
             }
         }
         for sums in &mut sums {
-            sums.finish(vectors, 3, units);
+            sums.finish(vectors * 4, scale);
         }
     }
     let rows = out.chunks_mut(ROWS).zip(scales.chunks(2 * ROWS));

@@ -21,7 +21,7 @@ pub struct Table {
 enum Entries {
     /// f32.
     Exact(Vec<f32>),
-    /// Whole numbers, and what one is worth in each block of them.
+    /// 16-bit whole numbers, and what a unit is worth in each block of them.
     Fast { planes: AlignedBuf, units: Vec<f32> },
 }
 
@@ -53,7 +53,7 @@ impl Table {
             Arith::Exact => Entries::Exact(vec![0.0; shape.table_len()]),
             Arith::Fast => Entries::Fast {
                 planes: AlignedBuf::zeroed(shape.fast_len())?,
-                units: vec![0.0; shape.fast_units()],
+                units: vec![0.0; shape.fast_blocks()],
             },
         };
         Ok(Table { shape, entries })
@@ -73,9 +73,9 @@ impl Table {
                 });
             }
             Entries::Fast { planes, units } => {
-                let planes =
-                    planes.bytes_mut()[..shape.fast_len()].par_chunks_mut(share * shape.vector_planes());
-                let units = units.par_chunks_mut(share / TABLE_BLOCK * shape.block_units());
+                let planes = planes.bytes_mut()[..shape.fast_len()]
+                    .par_chunks_mut(2 * share * shape.stages * shape.entries);
+                let units = units.par_chunks_mut(share / TABLE_BLOCK);
                 planes.zip(units).zip(inputs).for_each(|((planes, units), x)| {
                     compute.with_scratch(shape.fast_scratch_len(), |scratch| {
                         (compute.kernels.vq_tables_fast)(codebooks, part(x), x, scratch, planes, units);
@@ -94,7 +94,7 @@ impl Table {
             match &self.entries {
                 Entries::Exact(tables) => (compute.kernels.vq_rows)(indices, shape, scales, tables, out),
                 Entries::Fast { planes, units } => {
-                    let tables = FastTables { planes: &planes.bytes()[..shape.fast_len()], units };
+                    let tables = FastTables { planes: &planes.bytes()[..shape.fast_len()], scales: units };
                     (compute.kernels.vq_rows_fast)(indices, shape, scales, tables, out);
                 }
             }
