@@ -185,7 +185,11 @@ pub fn generate(
     for &token in request.begun.iter().flat_map(|begun| &begun.tokens) {
         generation.tokens.push(token);
         if let Some(constraint) = &mut choice.constraint {
-            constraint.accept(token)?;
+            constraint.accept(token).map_err(|_| EngineError::Option {
+                what: "the grammar",
+                why: "the answer that was begun does not keep to it; go on with the one it was begun with"
+                    .to_owned(),
+            })?;
         }
         writer.token(token, &mut generation.text, listener)?;
     }

@@ -1,6 +1,7 @@
 //! Text that keeps to a grammar: which tokens may come next, by llguidance.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
@@ -150,9 +151,12 @@ impl Grammars {
         let caps = InferenceCapabilities::default();
         let limits = self.factory.limits().clone();
         let init = llguidance::api::GrammarInit::Serialized(grammar);
-        let parser =
-            self.factory.create_parser_from_init_ext(init, llguidance::Logger::new(0, 0), caps, limits);
-        let parser = parser.map_err(|error| refused(error.to_string()))?;
+        let compile =
+            || self.factory.create_parser_from_init_ext(init, llguidance::Logger::new(0, 0), caps, limits);
+        // A panic over something odd is no more than a refusal.
+        let parser = catch_unwind(AssertUnwindSafe(compile))
+            .map_err(|_| refused("the grammar engine does not understand it".to_owned()))?
+            .map_err(|error| refused(error.to_string()))?;
         let mut matcher = Matcher::new(Ok(parser));
         if let Some(warning) = matcher.grammar_warnings().first() {
             return Err(refused(warning.clone()));
@@ -199,6 +203,9 @@ impl TokenConstraint for Constraint {
         }
         // What the grammar engine takes for the end is a special token; the caller has its own.
         mask.ban(self.end);
+        if mask.is_empty() && !self.may_end()? {
+            return Err(stuck("no token leads on"));
+        }
         Ok(mask)
     }
 

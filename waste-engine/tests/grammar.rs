@@ -147,6 +147,31 @@ fn what_cannot_be_kept_to_is_refused() {
     }
 }
 
+/// What a client may send to break a server: refused or made, within bounds.
+#[test]
+fn hostile_schemas_end_in_an_answer() {
+    let tokenizer = tokenizer();
+    let grammars = grammars(&tokenizer);
+    let nested = |count: usize| format!("{}a{}", "(".repeat(count), ")".repeat(count));
+    for schema in [
+        json!({"$ref": "#"}),
+        json!({"allOf": [{"$ref": "#"}]}),
+        json!({"anyOf": [{"$ref": "#"}, {"type": "object", "properties": {"a": {"$ref": "#"}}}]}),
+        json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}),
+        json!({"type": "string", "pattern": nested(50_000)}),
+        json!({"type": "string", "pattern": "(a{1,500}){1,500}{1,500}b"}),
+        json!({"type": "string", "minLength": 4_000_000_000u64}),
+        json!({"type": "string", "maxLength": 4_000_000_000u64}),
+        json!({"type": "array", "items": {"type": "null"}, "minItems": 4_000_000_000u64}),
+        json!({"type": "integer", "minimum": 1e300, "maximum": 1e301}),
+        json!({"enum": (0..20_000).collect::<Vec<_>>()}),
+    ] {
+        if let Ok(mut constraint) = grammars.json_schema(&schema) {
+            let _ = constraint.mask().and_then(|_| constraint.may_end());
+        }
+    }
+}
+
 /// A random walk through a grammar; `None` if it did not come to an end.
 fn walk(tokenizer: &Tokenizer, mut constraint: Constraint, seed: u64, most: usize) -> Option<String> {
     let mut ids = Vec::new();

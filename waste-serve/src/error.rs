@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use waste_common::error::{Coded, Exit};
 use waste_engine::EngineError;
 use waste_engine::chat::ChatError;
+use waste_engine::sampler::SamplerError;
 
 /// An answer that is an error.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,6 +140,10 @@ impl From<EngineError> for ApiError {
             }
             EngineError::Sampler(ref inner) if inner.exit() == Exit::Usage => {
                 ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", error.to_string())
+            }
+            // A client's schema can be more than there is time for; that is no failure of the engine.
+            EngineError::Sampler(SamplerError::Constraint { .. }) => {
+                ApiError::bad("unsupported_schema", "response_format", error.to_string())
             }
             EngineError::Stop(_) => ApiError::value("stop", error.to_string()),
             EngineError::Expert { layer, expert, ref source } => ApiError::new(

@@ -100,8 +100,8 @@ impl Coded for SamplerError {
         use SamplerError::*;
         match self {
             Option { .. } | Bias { .. } | BiasId { .. } => Exit::Usage,
-            State { .. } | Logit { .. } => Exit::Data,
-            Seed { .. } | MaskLength { .. } | NothingAllowed { .. } | Constraint { .. } => Exit::Internal,
+            State { .. } | Logit { .. } | Constraint { .. } => Exit::Data,
+            Seed { .. } | MaskLength { .. } | NothingAllowed { .. } => Exit::Internal,
         }
     }
 
