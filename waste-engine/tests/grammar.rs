@@ -170,6 +170,10 @@ fn hostile_schemas_end_in_an_answer() {
             let _ = constraint.mask().and_then(|_| constraint.may_end());
         }
     }
+    for (open, close) in [("(", ")"), ("[", "]")] {
+        let grammar = format!("start: {}\"a\"{}", open.repeat(100_000), close.repeat(100_000));
+        let _ = grammars.lark(&grammar);
+    }
 }
 
 /// A random walk through a grammar; `None` if it did not come to an end.

@@ -159,3 +159,15 @@ impl From<EngineError> for ApiError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schema_that_leads_nowhere_is_no_failure_of_ours() {
+        let why = "step limit".to_owned();
+        let error = ApiError::from(EngineError::from(SamplerError::Constraint { why }));
+        assert_eq!((error.status.as_u16(), error.code), (400, "unsupported_schema"));
+    }
+}
