@@ -11,9 +11,9 @@ mod failure;
 mod output;
 pub mod progress;
 pub mod signals;
-mod size;
 
 pub use crate::error::{Coded, Exit};
+pub use crate::size::{ByteSize, ByteSizeError};
 pub use app::{Captured, Tool, after_help, main, run_captured};
 pub use args::CommonArgs;
 pub use chain::{Chained, Kind, Model, resolve_model};
@@ -21,4 +21,3 @@ pub use failure::{Details, Failure};
 pub use output::{Output, Text, printable};
 pub use progress::{Progress, Unit};
 pub use signals::Interrupt;
-pub use size::{ByteSize, ByteSizeError};

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::cli::ByteSize;
+use crate::size::ByteSize;
 use crate::config::ConfigError;
 use crate::error::{Coded, Exit};
 use crate::quant::QuantError;

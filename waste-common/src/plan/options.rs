@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-use crate::cli::ByteSize;
+use crate::size::ByteSize;
 
 /// How the latents of a cached token are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

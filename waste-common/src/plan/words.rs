@@ -1,7 +1,7 @@
 //! A plan in words: the verdict, the explanation, the warnings.
 
 use super::{Budget, MemoryPlan, PlanOptions, budget};
-use crate::cli::ByteSize;
+use crate::size::ByteSize;
 use crate::machine::Machine;
 
 /// Fills in what a plan says.
