@@ -20,6 +20,8 @@ pub enum FileError {
     Io { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("{} is a link or no regular file; nothing is written through it: remove it", path.display())]
     NotAFile { path: PathBuf },
+    #[error("{} is a link or no directory; nothing is written beyond it: remove it", path.display())]
+    NotADirectory { path: PathBuf },
     #[error(
         "{} is in use by {}; wait for it to end, or stop it",
         dir.display(),
@@ -42,7 +44,7 @@ impl Coded for FileError {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Exit::Space,
                 _ => Exit::Data,
             },
-            FileError::NotAFile { .. } => Exit::Data,
+            FileError::NotAFile { .. } | FileError::NotADirectory { .. } => Exit::Data,
             FileError::Locked { .. } => Exit::Locked,
         }
     }
@@ -52,6 +54,7 @@ impl Coded for FileError {
             FileError::Io { .. } if self.exit() == Exit::Space => "disk_full",
             FileError::Io { .. } => "file_error",
             FileError::NotAFile { .. } => "not_a_file",
+            FileError::NotADirectory { .. } => "not_a_directory",
             FileError::Locked { .. } => "locked",
         }
     }
@@ -59,7 +62,7 @@ impl Coded for FileError {
     fn fields(&self) -> Map<String, Value> {
         let mut fields = Map::new();
         match self {
-            FileError::Io { path, .. } | FileError::NotAFile { path } => {
+            FileError::Io { path, .. } | FileError::NotAFile { path } | FileError::NotADirectory { path } => {
                 fields.insert("file".into(), path.display().to_string().into());
             }
             FileError::Locked { dir, pid } => {

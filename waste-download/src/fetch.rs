@@ -69,6 +69,7 @@ impl Fetch<'_> {
     /// # Errors
     /// The network, the disk or the content fails for good, or a signal asked for the end; what is there is kept.
     pub fn run(self) -> Result<String, DownloadError> {
+        self.places.prepare()?;
         if let Some(sha256) = self.adopt()? {
             return Ok(sha256);
         }

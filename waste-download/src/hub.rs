@@ -10,7 +10,7 @@ use crate::error::DownloadError;
 use crate::http::{Connection, Fault, Hub};
 
 /// Largest listing that is read.
-const LISTING_BYTES_MAX: usize = 256 << 20;
+const LISTING_BYTES_MAX: usize = 64 << 20;
 
 /// A file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,6 +122,11 @@ fn parse(body: &[u8]) -> Result<Listing, String> {
     if let Some(entry) = entries.iter().find(|entry| !seen.insert(file_here(&entry.name))) {
         return Err(format!("two files are called {:?}, or would be here", entry.name));
     }
+    let is_file = |at: (usize, &str), name: &str| seen.contains(&file_here(&name[..at.0]));
+    let inside = |entry: &&Entry| entry.name.match_indices('/').any(|at| is_file(at, &entry.name));
+    if let Some(entry) = entries.iter().find(inside) {
+        return Err(format!("the file {:?} lies within a file", entry.name));
+    }
     Ok(Listing { commit: raw.sha, entries })
 }
 
@@ -170,6 +175,7 @@ mod tests {
             (json!([small(".waste-download.json")]), "reserved"),
             (json!([small(".WASTE-parts/x")]), "reserved"),
             (json!([small("a"), small("a")]), "two files"),
+            (json!([small("a/b/c"), small("a.b"), small("a/b")]), "within a file"),
             (json!([{"rfilename": "a", "size": 1}]), "no checksum"),
             (json!([{"rfilename": "a", "blobId": "d".repeat(40)}]), "no length"),
             (json!([{"rfilename": "a", "size": -1, "blobId": "d".repeat(40)}]), "-1"),

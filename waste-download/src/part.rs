@@ -38,9 +38,8 @@ struct Pending {
 }
 
 impl Part {
-    /// Opens what has come of `entry` so far; nothing if it is of another content.
+    /// Opens what has come of `entry` so far; nothing if it is of another content. Its places have been prepared.
     pub fn open(places: &Places, entry: &Entry) -> Result<Part, FileError> {
-        places.prepare()?;
         let path = places.part();
         for path in [&path, &places.journal()] {
             length(path)?;

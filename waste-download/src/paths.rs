@@ -46,17 +46,35 @@ impl Places {
         self.unfinished("bad")
     }
 
-    /// Makes the directory of what is unfinished.
+    /// Makes the directories of the file and of what is unfinished of it.
     pub fn prepare(&self) -> Result<(), FileError> {
-        match self.part().parent() {
-            Some(dir) => fs::create_dir_all(dir).map_err(FileError::io("create", dir)),
-            None => Ok(()),
+        self.make_parents(&self.part())?;
+        self.make_parents(&self.whole())
+    }
+
+    /// Makes the directories between the destination and a file. A link among them would lead out of it.
+    fn make_parents(&self, file: &Path) -> Result<(), FileError> {
+        let dirs: Vec<&Path> = file
+            .ancestors()
+            .skip(1)
+            .take_while(|dir| *dir != self.dest && dir.starts_with(&self.dest))
+            .collect();
+        for dir in dirs.into_iter().rev() {
+            match fs::create_dir(dir) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(FileError::io("create", dir)(error));
+                }
+                _ => {}
+            }
+            if !fs::symlink_metadata(dir).map_err(FileError::io("look at", dir))?.is_dir() {
+                return Err(FileError::NotADirectory { path: dir.to_owned() });
+            }
         }
+        Ok(())
     }
 
     /// Puts a wrong content aside.
     pub fn quarantine(&self, from: &Path) -> Result<PathBuf, FileError> {
-        self.prepare()?;
         let bad = self.bad();
         fs::rename(from, &bad).map_err(FileError::io("move", from))?;
         Ok(bad)
@@ -65,9 +83,7 @@ impl Places {
     /// Gives the part, which is durable, its name, durably.
     pub fn publish(&self) -> Result<(), FileError> {
         let (part, whole) = (self.part(), self.whole());
-        if let Some(dir) = whole.parent() {
-            fs::create_dir_all(dir).map_err(FileError::io("create", dir))?;
-        }
+        self.make_parents(&whole)?;
         fs::rename(&part, &whole).map_err(FileError::io("rename", &part))?;
         self.settle()
     }
@@ -90,10 +106,12 @@ impl Places {
 /// Removes the directories of what was unfinished, as far as they are empty. None of them may be in use.
 pub(crate) fn tidy(dest: &Path) {
     fn empty(dir: &Path) {
+        // A link leads to what is not ours.
+        if !fs::symlink_metadata(dir).is_ok_and(|found| found.is_dir()) {
+            return;
+        }
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                empty(&entry.path());
-            }
+            empty(&entry.path());
         }
         // Fails where something is left, and shall.
         let _ = fs::remove_dir(dir);

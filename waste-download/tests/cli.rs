@@ -62,27 +62,16 @@ fn a_dry_run_says_what_is_missing_and_makes_nothing() {
     let numbers = ["files", "bytes", "missing_files", "missing_bytes", "disk_needed_bytes"];
     let numbers = numbers.map(|key| plan[key].as_u64().unwrap());
     assert_eq!(numbers, [3, 400_009, 3, 400_009, 400_009]);
-    let fits = if free_space_is_known() { json!(true) } else { json!(null) };
-    assert_eq!(plan["disk_fits"], fits);
+    assert_eq!(plan["disk_fits"], true);
     case.done(&["--include", "*.json"]);
     let plan = case.done(&["--dry-run"]);
     assert_eq!((&plan["missing_files"], &plan["missing_bytes"]), (&json!(2), &json!(400_000)));
-    if free_space_is_known() {
-        let ran = case.run(&["--dry-run", "--reserve", "1000000T"]).exits(1);
-        assert!(ran.stdout.contains("does NOT fit"), "{}", ran.stdout);
-    }
-}
-
-/// Not every system tells it to safe code.
-fn free_space_is_known() -> bool {
-    waste_common::io::filesystem(&std::env::temp_dir()).is_ok_and(|place| place.free_bytes.is_some())
+    let ran = case.run(&["--dry-run", "--reserve", "1000000T"]).exits(1);
+    assert!(ran.stdout.contains("does NOT fit"), "{}", ran.stdout);
 }
 
 #[test]
 fn a_disk_that_is_too_small_is_noticed_before_anything_is_fetched() {
-    if !free_space_is_known() {
-        return;
-    }
     let case = Case::usual();
     let error = case.run(&["--reserve", "1000000T", "--json"]).error(4, "disk_full");
     assert_eq!(error["needed_bytes"], 400_009);
@@ -156,6 +145,99 @@ fn nothing_is_written_through_a_link() {
     std::os::unix::fs::symlink(&victim, case.dest().join(".waste-parts/config.json.part")).unwrap();
     case.run(&["--json"]).error(3, "not_a_file");
     assert_eq!(fs::read(&victim).unwrap(), b"precious");
+}
+
+/// Nothing comes to be where a link of a directory leads, and nothing is taken away there.
+#[cfg(unix)]
+#[test]
+fn links_of_directories_do_not_lead_out() {
+    for link in ["sub", "sub/dir", ".waste-parts"] {
+        let case = Case::usual();
+        let outside = case.dir.path().join("outside");
+        fs::create_dir_all(outside.join("dir/empty")).unwrap();
+        fs::create_dir_all(outside.join("sub/dir")).unwrap();
+        // As if they were ours, and wrong.
+        for name in ["extra weights.bin", "dir/extra weights.bin", "config.json.part", "config.json.journal"]
+        {
+            fs::write(outside.join(name), "precious").unwrap();
+        }
+        let before = support::tree(&outside);
+        let place = case.dest().join(link);
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(&outside, &place).unwrap();
+        let error = case.run(&["--json"]).error(3, "not_a_directory");
+        assert_eq!(error["file"], place.to_str().unwrap());
+        assert_eq!(support::tree(&outside), before);
+        assert!(outside.join("dir/empty").is_dir() && outside.join("sub/dir").is_dir());
+        fs::remove_file(place).unwrap();
+        case.done(&[]);
+        case.identical();
+        // Nor when there is nothing left to do.
+        std::os::unix::fs::symlink(&outside, case.dest().join(".waste-parts")).unwrap();
+        case.done(&[]);
+        assert!(outside.join("dir/empty").is_dir() && support::tree(&outside) == before);
+    }
+}
+
+/// What is in the directory may have been written by anybody.
+#[test]
+fn broken_state_is_refused_or_worth_nothing() {
+    let case = Case::usual();
+    case.done(&[]);
+    let (state, parts) = (case.dest().join(".waste-download.json"), case.dest().join(".waste-parts"));
+    let sound = fs::read_to_string(&state).unwrap();
+    for (content, code) in [
+        (String::new(), "invalid_json"),
+        ("[".repeat(1 << 20), "invalid_json"),
+        ("null".to_owned(), "bad_state"),
+        ("{}".to_owned(), "bad_state"),
+        (sound.replace("\"version\":1", "\"version\":2"), "state_version"),
+        (sound.replace("config.json", "../config.json"), "bad_state"),
+        (sound.replace(":300000,", ":-1,"), "bad_state"),
+        (sound.replace(":300000,", ":1e99,"), "bad_state"),
+    ] {
+        assert_ne!(content, sound);
+        fs::write(&state, &content).unwrap();
+        for args in [&["--json"][..], &["--json", "--dry-run"], &["--json", "--check"]] {
+            case.run(args).error(3, code);
+        }
+        assert_eq!(fs::read_to_string(&state).unwrap(), content);
+    }
+    // Lengths beyond all bounds are only wrong ones.
+    fs::write(&state, sound.replace(":300000,", &format!(":{},", u64::MAX))).unwrap();
+    let checked = case.run(&["--json", "--check"]).exits(1).json("waste-download/1");
+    assert_eq!(checked["problems"][0]["kind"], "short");
+    assert_eq!(case.done(&[])["fetched_bytes"], 0);
+    // A journal of anything, beside a part of anything.
+    fs::remove_file(case.dest().join(SHARD)).unwrap();
+    fs::remove_file(&state).unwrap();
+    fs::create_dir_all(&parts).unwrap();
+    fs::write(parts.join(format!("{SHARD}.part")), noise(400_000, 7)).unwrap();
+    for journal in [&b""[..], b"\n", b"{}\n", &[0xff; 4096], &noise(100_000, 8)] {
+        fs::write(parts.join(format!("{SHARD}.journal")), journal).unwrap();
+        assert_eq!(case.done(&["--dry-run"])["missing_bytes"], 300_000);
+    }
+    assert_eq!(case.done(&[])["fetched_bytes"], 300_000);
+    case.identical();
+}
+
+/// More than any disk has: told before the first byte, not by a number that has wrapped around.
+#[test]
+fn lengths_without_bound_are_no_trouble() {
+    let siblings = |size: u64| {
+        let file =
+            |at: u64| json!({"rfilename": format!("f{at}"), "lfs": {"sha256": "0".repeat(64), "size": size}});
+        json!({"sha": "0".repeat(40), "siblings": (0..8).map(file).collect::<Vec<_>>()}).to_string()
+    };
+    let case = Case::one(1000);
+    case.hub.fault("", Fault::Body(siblings(i64::MAX as u64).into_bytes()));
+    let error = case.run(&["--json"]).error(4, "disk_full");
+    assert_eq!(error["needed_bytes"], u64::MAX);
+    for size in [u64::MAX, i64::MAX as u64 + 1] {
+        case.hub.fault("", Fault::Body(siblings(size).into_bytes()));
+        case.run(&["--json"]).error(3, "bad_answer");
+    }
+    assert!(!case.dest().join(".waste-parts").exists());
 }
 
 /// The hub knows who asks; the host it leads to does not.

@@ -14,8 +14,8 @@ pub use disk::{Estimate, Space, Speed, measured};
 pub use report::Report;
 pub use source::Source;
 
-use waste_common::cli::{Exit, Failure, Output, Tool, resolve_model};
-use waste_common::machine::Machine;
+use waste_common::cli::{ByteSize, Exit, Failure, Output, Tool, resolve_model};
+use waste_common::machine::{Machine, reserved};
 use waste_common::plan::{PlanOptions, plan};
 
 /// The tool.
@@ -62,7 +62,9 @@ pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
         ram_share: args.ram_share,
         allow_swap: args.allow_swap,
     };
+    describe(&machine, args.ram.is_some(), output);
     let plan = plan(&source.sizes, &options, &machine)?;
+    plan.details.iter().for_each(|detail| output.detail(detail));
     for warning in &plan.warnings {
         output.warn(warning);
     }
@@ -80,4 +82,23 @@ pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
         write!(output.text(), "{report}")?;
     }
     Ok(if report.fits() { Exit::Done } else { Exit::No })
+}
+
+/// With `-v`: where the figures of the machine come from.
+fn describe(machine: &Machine, assumed: bool, output: &Output) {
+    let (ram, cpus) = (ByteSize(machine.physical_ram_bytes), machine.cpus);
+    if assumed {
+        output.detail(format_args!(
+            "machine: {ram} of RAM as --ram says; neither limits nor engines of this one count; {cpus} CPUs"
+        ));
+        return;
+    }
+    let limit = machine.limit.as_ref().map_or("no limit on them".to_owned(), |limit| {
+        format!("{} allowed by {}", ByteSize(limit.bytes), limit.source.display())
+    });
+    output.detail(format_args!("machine: {ram} of RAM, {limit}; {cpus} CPUs"));
+    for engine in reserved().unwrap_or_default() {
+        let (bytes, pid, what) = (ByteSize(engine.bytes), engine.pid, engine.what);
+        output.detail(format_args!("reserved: {bytes} by process {pid}, {what:?}"));
+    }
 }

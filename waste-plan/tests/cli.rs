@@ -2,10 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
-use std::path::Path;
-
 use assert_cmd::Command;
 use serde_json::{Value, json};
+use waste_common::machine::Reservation;
 use waste_tests::synthetic::{self, Fill};
 
 fn tool() -> Command {
@@ -130,6 +129,27 @@ fn people_get_a_table_and_a_verdict() {
     assert!(paging.stdout.contains("Does not fit"), "{}", paging.stdout);
     let quiet = run(tool().args(["kimi-k3", "--ram=32GiB", "-q"]));
     assert_eq!((quiet.exit, quiet.stderr.as_str()), (1, ""));
+}
+
+#[test]
+fn more_is_said_of_the_machine_when_asked_for() {
+    let (assumed, more) = (&["kimi-k3", "--ram=64G", "--threads=2"][..], &["-v"][..]);
+    let (plain, verbose) = (run(tool().args(assumed)), run(tool().args(assumed).args(more)));
+    assert_eq!((&plain.stdout, plain.stderr.as_str()), (&verbose.stdout, ""));
+    assert!(verbose.stderr.starts_with("machine: 64.00 GiB of RAM as --ram says"), "{}", verbose.stderr);
+    if cfg!(target_os = "linux") {
+        let directory = tempfile::tempdir().unwrap();
+        let of_this = || {
+            let mut command = tool();
+            command.env("XDG_RUNTIME_DIR", directory.path()).args(["kimi-linear-48b", "-v"]);
+            run(&mut command).stderr
+        };
+        assert!(of_this().starts_with("machine: ") && !of_this().contains("reserved:"), "{}", of_this());
+        let reservations = directory.path().join("waste");
+        let held = Reservation::take_in(&reservations, 5 << 20, "waste-run \u{1b}[31mk3.waste").unwrap();
+        let said = format!("reserved: 5.00 MiB by process {}, \"waste-run \\u{{1b}}", held.info().pid);
+        assert!(of_this().contains(&said), "{}", of_this());
+    }
 }
 
 #[test]
@@ -313,10 +333,6 @@ fn broken_inputs_are_named() {
     plan(&[path]).error(3, "unknown_format_version");
 }
 
-fn free(dest: &Path) -> Option<u64> {
-    waste_common::io::filesystem(dest).unwrap().free_bytes
-}
-
 #[test]
 fn the_disk_is_planned_too() {
     let dir = tempfile::tempdir().unwrap();
@@ -328,10 +344,9 @@ fn the_disk_is_planned_too() {
     assert_eq!(object["disk_needed_bytes"], needed);
     assert!(object["disk_kind"].is_string());
     // Two and a half terabytes: few machines that test have them, but they may.
-    if let Some(free) = free(dir.path()) {
-        let fits = free >= needed;
-        assert_eq!((ran.exit, &object["disk_fits"]), (i32::from(!fits), &json!(fits)));
-    }
+    let free = waste_common::io::filesystem(dir.path()).unwrap().free_bytes.unwrap();
+    let fits = free >= needed;
+    assert_eq!((ran.exit, &object["disk_fits"]), (i32::from(!fits), &json!(fits)));
     let config = dir.path().join("small.json");
     std::fs::write(&config, small().to_string()).unwrap();
     let ran = run(tool().args([config.to_str().unwrap(), "--ram=1G", "--dest", dest]));

@@ -8,8 +8,10 @@ use waste_common::io::{ALIGNMENT, AlignedBuf, ReadFile};
 
 use crate::report::Halt;
 
-/// Bytes read at once where there are no records.
+/// Bytes read at once from the disk where there are no records.
 const PIECE: u64 = 4 << 20;
+/// Bytes read at once from the page cache: they are still in the CPU's cache when they are looked at.
+const CACHED_PIECE: usize = 256 << 10;
 
 /// A pool of threads that stops when it is told to.
 pub(crate) struct Crew<'a> {
@@ -86,11 +88,23 @@ impl Worker<'_> {
         self.progress.add(bytes);
     }
 
-    /// Reads `bytes` (whole pages) from `offset` (a page's).
-    pub fn read(&mut self, file: &ReadFile, offset: u64, bytes: usize) -> Result<&[u8], Halt> {
+    /// Reads `bytes` (whole pages) from `offset` (a page's). `piece` sees all of it in order, as soon as it is there.
+    pub fn read(
+        &mut self,
+        file: &ReadFile,
+        offset: u64,
+        bytes: usize,
+        mut piece: impl FnMut(&[u8]),
+    ) -> Result<&[u8], Halt> {
         let progress = self.progress;
         let buffer = self.buffer(bytes)?;
-        file.read_at(offset, buffer)?;
+        let step = if file.in_cache(offset, bytes) { CACHED_PIECE } else { bytes.max(1) };
+        let mut at = offset;
+        for part in buffer.chunks_mut(step) {
+            file.read_at(at, part)?;
+            piece(part);
+            at += part.len() as u64;
+        }
         progress.add(bytes as u64);
         Ok(buffer)
     }
@@ -109,7 +123,8 @@ impl Worker<'_> {
         while at < end {
             interrupt.check()?;
             let start = at - at % ALIGNMENT as u64;
-            let stop = end.min(start + PIECE);
+            let step = if file.in_cache(start, PIECE as usize) { CACHED_PIECE as u64 } else { PIECE };
+            let stop = end.min(start + step);
             let wanted = (stop - start) as usize;
             let buffer = self.buffer(wanted.next_multiple_of(ALIGNMENT))?;
             let got = file.read_tail(start, buffer)?;

@@ -52,9 +52,9 @@ impl Job<'_> {
         }
     }
 
-    /// Opens a file for large reads past the page cache.
+    /// Opens a file for large reads, which leave the page cache as they find it.
     pub fn reader(&self, source: &Source, place: &Problem) -> Result<Option<ReadFile>, Failure> {
-        let opened = ReadFile::open(source.path(), Bypass::On).map_err(Halt::Read);
+        let opened = ReadFile::open(source.path(), Bypass::Uncached).map_err(Halt::Read);
         self.settle(opened, place)
     }
 

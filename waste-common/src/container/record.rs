@@ -261,7 +261,14 @@ impl<'a> RecordView<'a> {
 
     /// Compares the payload's CRC-32 with the header's.
     pub fn verify_crc(&self, expected: &Expected) -> Result<(), ContainerError> {
-        let found = crc32fast::hash(&self.bytes[HEADER_BYTES..self.geometry.payload_end()]);
+        self.compare_crc(expected, crc32fast::hash(&self.bytes[HEADER_BYTES..self.geometry.payload_end()]))
+    }
+
+    /// The same for who has computed the checksum already: of the bytes behind the header, up to the padding.
+    ///
+    /// # Errors
+    /// It is not what the header says.
+    pub fn compare_crc(&self, expected: &Expected, found: u32) -> Result<(), ContainerError> {
         if found != self.header.crc32.get() {
             return Err(expected.fail("crc32", self.header.crc32.get(), found));
         }

@@ -15,6 +15,9 @@ const CALL: usize = 1 << 30;
 pub enum Bypass {
     /// Where the file system allows it.
     On,
+    /// The same, but what the page cache holds already is taken from it, where the system tells (Linux). For whoever
+    /// reads everything once.
+    Uncached,
     /// Read through the page cache.
     Off,
 }
@@ -123,6 +126,8 @@ impl Coded for ReadError {
 #[derive(Debug)]
 pub struct ReadFile {
     plain: PlainFile,
+    /// The same file by way of the page cache, if what is there is wanted from it.
+    cached: Option<PlainFile>,
     /// Why the page cache is not bypassed; None if it is.
     buffered: Option<String>,
 }
@@ -136,8 +141,11 @@ impl ReadFile {
     pub fn open(path: &Path, bypass: Bypass) -> Result<ReadFile, ReadError> {
         let reason = match bypass {
             Bypass::Off => "not asked for".to_owned(),
-            Bypass::On => match open_regular(path).and_then(|_| open_direct(path)) {
-                Ok(plain) => return Ok(ReadFile { plain, buffered: None }),
+            Bypass::On | Bypass::Uncached => match open_regular(path).and_then(|_| open_direct(path)) {
+                Ok(plain) => {
+                    let cached = (bypass == Bypass::Uncached).then(|| open_regular(path)).transpose()?;
+                    return Ok(ReadFile { plain, cached, buffered: None });
+                }
                 Err(ReadError::Open { source, .. }) => format!("the system refuses to open it so: {source}"),
                 Err(ReadError::Read { source, .. }) => {
                     format!("the file system refuses direct reads: {source}")
@@ -147,7 +155,7 @@ impl ReadFile {
         };
         let plain = PlainFile::open(path)?;
         advise_random(&plain.file);
-        Ok(ReadFile { plain, buffered: Some(reason) })
+        Ok(ReadFile { plain, cached: None, buffered: Some(reason) })
     }
 
     /// True if reads bypass the page cache.
@@ -195,8 +203,20 @@ impl ReadFile {
         if !offset.is_multiple_of(ALIGNMENT as u64) || !aligned(buf.len()) || !aligned(buf.as_ptr().addr()) {
             return Err(ReadError::Unaligned { file: self.path().to_owned(), offset, length: buf.len() });
         }
+        if self.in_cache(offset, buf.len())
+            && let Some(cached) = &self.cached
+        {
+            return cached.read_while(offset, buf, |_| true);
+        }
         // A direct read that stops between two sectors has met the end; asking on from there would be refused.
         self.plain.read_while(offset, buf, |got| !self.bypass() || aligned(got))
+    }
+
+    /// Whether a read comes from the page cache although others bypass it. Then it need not be large to be fast: what
+    /// is small stays in the cache of the CPU.
+    pub fn in_cache(&self, offset: u64, len: usize) -> bool {
+        let there = self.len().saturating_sub(offset).min(len as u64);
+        self.cached.as_ref().is_some_and(|plain| super::cached::all_cached(&plain.file, offset, there))
     }
 }
 
@@ -382,7 +402,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let bytes = pattern(5 * ALIGNMENT);
         let path = write(dir.path(), &bytes);
-        for bypass in [Bypass::On, Bypass::Off] {
+        for bypass in [Bypass::On, Bypass::Uncached, Bypass::Off] {
             let file = ReadFile::open(&path, bypass).unwrap();
             assert_eq!(
                 (file.len(), file.is_empty(), file.path()),
@@ -397,13 +417,40 @@ mod tests {
         assert!(ReadFile::open(&path, Bypass::Off).unwrap().reason().is_some());
     }
 
+    /// Whether a page is in the cache nobody can rely on: right is what is read, whatever is there.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_the_cache_holds_only_in_part_is_read_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let bytes = pattern(64 * ALIGNMENT + 100);
+        let path = write(dir.path(), &bytes);
+        let file = File::open(&path).unwrap();
+        file.sync_all().unwrap();
+        let mut page = [0; ALIGNMENT];
+        for warm in [0..0, 0..3, 5..9, 60..65, 0..65] {
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+            for at in warm.clone() {
+                std::os::unix::fs::FileExt::read_at(&file, &mut page, (at * ALIGNMENT) as u64).unwrap();
+            }
+            let read = ReadFile::open(&path, Bypass::Uncached).unwrap();
+            assert!(!read.in_cache(u64::MAX, 9) && !read.in_cache(bytes.len() as u64, ALIGNMENT));
+            let mut buf = AlignedBuf::zeroed(8 * ALIGNMENT).unwrap();
+            for start in (0..65).step_by(4) {
+                let (offset, end) = (start * ALIGNMENT, bytes.len().min((start + 8) * ALIGNMENT));
+                assert_eq!(read.read_tail(offset as u64, buf.bytes_mut()).unwrap(), end - offset);
+                assert_eq!(&buf.bytes()[..end - offset], &bytes[offset..end]);
+            }
+        }
+    }
+
     #[test]
     fn the_tail_of_a_file_can_be_read_and_a_truncated_record_is_named() {
         for len in [0, 1, 100, 4095, 4096, 4097, 8000] {
             let dir = tempfile::tempdir().unwrap();
             let bytes = pattern(len);
             let path = write(dir.path(), &bytes);
-            for bypass in [Bypass::On, Bypass::Off] {
+            for bypass in [Bypass::On, Bypass::Uncached, Bypass::Off] {
                 let file = ReadFile::open(&path, bypass).unwrap();
                 let mut buf = AlignedBuf::zeroed(3 * ALIGNMENT).unwrap();
                 assert_eq!(file.read_tail(0, buf.bytes_mut()).unwrap(), len);
@@ -451,7 +498,7 @@ mod tests {
             return;
         }
         drop(file);
-        for bypass in [Bypass::On, Bypass::Off] {
+        for bypass in [Bypass::On, Bypass::Uncached, Bypass::Off] {
             let file = ReadFile::open(&path, bypass).unwrap();
             assert_eq!(file.len(), offset + 4096);
             let mut buf = AlignedBuf::zeroed(ALIGNMENT).unwrap();
@@ -467,7 +514,7 @@ mod tests {
     fn what_is_not_aligned_is_refused_also_where_it_would_work() {
         let dir = tempfile::tempdir().unwrap();
         let path = write(dir.path(), &pattern(4 * ALIGNMENT));
-        for bypass in [Bypass::On, Bypass::Off] {
+        for bypass in [Bypass::On, Bypass::Uncached, Bypass::Off] {
             let file = ReadFile::open(&path, bypass).unwrap();
             let mut buf = AlignedBuf::zeroed(2 * ALIGNMENT).unwrap();
             for error in [
@@ -516,7 +563,7 @@ mod tests {
     #[test]
     fn missing_files_and_directories_are_told_apart() {
         let dir = tempfile::tempdir().unwrap();
-        for bypass in [Bypass::On, Bypass::Off] {
+        for bypass in [Bypass::On, Bypass::Uncached, Bypass::Off] {
             let missing = ReadFile::open(&dir.path().join("missing"), bypass).unwrap_err();
             assert!(matches!(missing, ReadError::Open { .. }), "{missing:?}");
             let directory = ReadFile::open(dir.path(), bypass).unwrap_err();

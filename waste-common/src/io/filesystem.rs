@@ -1,4 +1,5 @@
 //! What a path lies on: the kind of file system, its free space, and whether it is a poor place for a container.
+#![cfg_attr(windows, allow(unsafe_code))]
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -207,16 +208,36 @@ mod system {
 mod system {
     use super::{FileSystem, NETWORK};
     use std::io;
+    use std::os::windows::ffi::OsStrExt;
     use std::path::{Component, Path, Prefix};
+    use windows_sys::Win32::Storage::FileSystem::GetDiskFreeSpaceExW;
 
-    /// Windows tells the free space only through calls that need unsafe code, so it stays unknown.
     pub fn filesystem(path: &Path) -> io::Result<FileSystem> {
         let path = std::fs::canonicalize(path)?;
         let shared = matches!(
             path.components().next(),
             Some(Component::Prefix(prefix)) if matches!(prefix.kind(), Prefix::UNC(..) | Prefix::VerbatimUNC(..))
         );
-        Ok(FileSystem { kind: "unknown".to_owned(), free_bytes: None, warning: shared.then_some(NETWORK) })
+        let dir = if path.is_dir() { &path } else { path.parent().unwrap_or(&path) };
+        Ok(FileSystem {
+            kind: "unknown".to_owned(),
+            free_bytes: free_bytes(dir).ok(),
+            warning: shared.then_some(NETWORK),
+        })
+    }
+
+    /// What this user may still write, quotas minded.
+    fn free_bytes(dir: &Path) -> io::Result<u64> {
+        // Shares must end with a backslash, other directories may.
+        let mut name: Vec<u16> = dir.join("").as_os_str().encode_wide().collect();
+        name.push(0);
+        let mut available = 0u64;
+        // SAFETY: `name` is a string that ends with 0 and, like `available`, outlives the call (ours to guarantee);
+        // both other results may be null.
+        let told = unsafe {
+            GetDiskFreeSpaceExW(name.as_ptr(), &mut available, std::ptr::null_mut(), std::ptr::null_mut())
+        };
+        if told == 0 { Err(io::Error::last_os_error()) } else { Ok(available) }
     }
 }
 
@@ -229,7 +250,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let found = filesystem(dir.path()).unwrap();
         assert!(!found.kind.is_empty());
-        assert!(cfg!(windows) || found.free_bytes.is_some_and(|bytes| bytes > 0));
+        assert!(found.free_bytes.is_some_and(|bytes| bytes > 0));
+        let file = dir.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        assert!(filesystem(&file).unwrap().free_bytes.is_some_and(|bytes| bytes > 0));
         assert!(filesystem(&dir.path().join("missing")).is_err());
     }
 }

@@ -6,6 +6,7 @@
 
 mod arena;
 mod buffer;
+mod cached;
 mod file;
 mod filesystem;
 mod slab;

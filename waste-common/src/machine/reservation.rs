@@ -7,7 +7,7 @@
 
 use crate::error::{Coded, Exit};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -110,17 +110,17 @@ impl Reservation {
         let info = ReservationInfo { pid, bytes, what: what.to_owned() };
         let stem = dir.join(format!("{pid}-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
         let path = stem.with_extension("lock");
-        let lock = File::create(&path).map_err(|source| ReservationError {
-            doing: "create",
-            path: path.clone(),
-            source,
-        })?;
+        let new = |path: &Path| open_own(File::options().write(true).create_new(true), path);
+        let lock =
+            new(&path).map_err(|source| ReservationError { doing: "create", path: path.clone(), source })?;
         let fault = |source| ReservationError { doing: "lock", path: path.clone(), source };
         lock.try_lock().map_err(|error| fault(error.into()))?;
         let path = stem.with_extension("json");
         let fault = |source| ReservationError { doing: "write", path: path.clone(), source };
         let text = serde_json::to_vec(&info).map_err(|error| fault(error.into()))?;
-        File::create(&path).and_then(|mut file| file.write_all(&text)).map_err(fault)?;
+        // Of a process that had our number and died between its two files.
+        let _ = fs::remove_file(&path);
+        new(&path).and_then(|mut file| file.write_all(&text)).map_err(fault)?;
         Ok(Ok(Reservation { info, stem, _lock: lock }))
     }
 
@@ -173,10 +173,25 @@ fn guard(dir: &Path) -> Result<File, ReservationError> {
     };
     create_private(dir).map_err(fault("make the directory of reservations", dir))?;
     let path = dir.join("lock");
-    let file =
-        File::options().write(true).create(true).truncate(false).open(&path).map_err(fault("open", &path))?;
+    let file = open_own(File::options().write(true).create(true).truncate(false), &path)
+        .map_err(fault("open", &path))?;
     file.lock().map_err(fault("lock", &path))?;
     Ok(file)
+}
+
+/// Opens a file of the directory. A link that somebody planted there is not followed, a pipe not waited for.
+fn open_own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    #[cfg(unix)]
+    {
+        let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+        std::os::unix::fs::OpenOptionsExt::custom_flags(options, flags.bits() as i32);
+    }
+    #[cfg(not(unix))]
+    if fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {
+        return Err(io::Error::other("it is a link"));
+    }
+    let file = options.open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
 }
 
 /// A directory only this user may use; one that somebody else made among the temporary files is refused.
@@ -190,6 +205,9 @@ fn create_private(dir: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(dir)?;
     if !found.is_dir() || found.uid() != rustix::process::getuid().as_raw() {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user"));
+    }
+    if found.mode() & 0o022 != 0 {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "other users may write there"));
     }
     Ok(())
 }
@@ -209,7 +227,7 @@ fn scan(dir: &Path) -> Result<Vec<ReservationInfo>, ReservationError> {
             continue;
         }
         let content = path.with_extension("json");
-        match File::open(&path).map(|file| file.try_lock()) {
+        match open_own(File::options().read(true), &path).map(|file| file.try_lock()) {
             Ok(Ok(())) => {
                 // Nobody holds it: its process has died.
                 let _ = fs::remove_file(&content);
@@ -226,7 +244,7 @@ fn scan(dir: &Path) -> Result<Vec<ReservationInfo>, ReservationError> {
 
 fn read(path: &Path) -> Option<ReservationInfo> {
     let mut text = Vec::new();
-    File::open(path).ok()?.take(64 << 10).read_to_end(&mut text).ok()?;
+    open_own(File::options().read(true), path).ok()?.take(64 << 10).read_to_end(&mut text).ok()?;
     serde_json::from_slice(&text).ok()
 }
 
@@ -327,6 +345,47 @@ mod tests {
         let link = dir.path().join("waste");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
         assert!(Reservation::take_in(&link, 1, "x").is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn planted_links_lead_nowhere() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, victim) = (dir.path().join("waste"), dir.path().join("victim"));
+        let spared = || assert_eq!(fs::read_to_string(&victim).unwrap(), "dear");
+        fs::write(&victim, "dear").unwrap();
+        drop(Reservation::take_in(&ours, 1, "x").unwrap());
+        // What a later reservation would write to, whatever its number.
+        let pid = std::process::id();
+        for count in 0..500 {
+            symlink(&victim, ours.join(format!("{pid}-{count}.json"))).unwrap();
+        }
+        let held = Reservation::take_in(&ours, 1, "x").unwrap();
+        assert_eq!(Reservation::all_in(&ours).unwrap(), [held.info().clone()]);
+        spared();
+        drop(held);
+        for count in 0..500 {
+            symlink(&victim, ours.join(format!("{pid}-{count}.lock"))).unwrap();
+        }
+        assert!(Reservation::take_in(&ours, 1, "x").is_err());
+        assert_eq!(Reservation::all_in(&ours).unwrap(), []);
+        spared();
+        // A new file would come to be behind this one.
+        let nowhere = dir.path().join("nowhere");
+        fs::remove_file(ours.join("lock")).unwrap();
+        symlink(&nowhere, ours.join("lock")).unwrap();
+        assert!(Reservation::all_in(&ours).is_err() && !nowhere.exists());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_directory_others_may_write_to_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o770)).unwrap();
+        let error = Reservation::take_in(dir.path(), 1, "x").unwrap_err();
+        assert!(error.source.to_string().contains("other users"), "{error:?}");
     }
 
     #[test]
