@@ -1,7 +1,7 @@
 //! How fast it is, against the memory and against the disk, for a container of some gigabytes that fits in memory:
 //! `WASTE_CONTAINER=k3.waste cargo test --release -p waste-verify --test speed -- --ignored --nocapture`
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::PathBuf;
 use std::process::Command;
