@@ -6,7 +6,6 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use waste_tests::files::data;
 use waste_tests::hub::{Hub, k3_tales};
 use waste_tests::tool::{Ran, arg, emulated, process, run};
 
@@ -45,11 +44,13 @@ fn a_model_is_converted_while_it_comes() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let [whole, checkpoint, container] = ["whole", "checkpoint", "pieces"].map(|name| dir.path().join(name));
-    run("waste-convert", [arg(&data("models/k3-tales")), arg(&whole)].into_iter().chain(OPTIONS)).done();
-
+    let [source, whole, checkpoint, container] =
+        ["source", "whole", "checkpoint", "pieces"].map(|name| dir.path().join(name));
     let hub = Hub::start(REPO);
     hub.commit(k3_tales());
+    Ran::from_output(download(&hub, &source).wait_with_output().unwrap()).done();
+    run("waste-convert", [arg(&source), arg(&whole)].into_iter().chain(OPTIONS)).done();
+
     hub.limit(Some(3 << 20));
     let mut first = download(&hub, &checkpoint);
     wait(|| checkpoint.join(".waste-download.json").exists());
