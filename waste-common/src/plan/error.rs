@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use crate::size::ByteSize;
 use crate::config::ConfigError;
 use crate::error::{Coded, Exit};
 use crate::quant::QuantError;
+use crate::size::ByteSize;
 
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]

@@ -1,8 +1,8 @@
 //! A plan in words: the verdict, the explanation, the warnings.
 
 use super::{Budget, MemoryPlan, PlanOptions, budget};
-use crate::size::ByteSize;
 use crate::machine::Machine;
+use crate::size::ByteSize;
 
 /// Fills in what a plan says.
 pub(super) fn explain(plan: &mut MemoryPlan, options: &PlanOptions, machine: &Machine) {
