@@ -19,7 +19,7 @@ use crate::speed::arm::{Open, Subject};
 use crate::speed::measure::{Phase, Sample};
 use crate::speed::rows::Row as SpeedRow;
 use crate::speed::settings::{EngineArgs, Settings, SettingsRecord};
-use crate::speed::{Measured, PAGING_FROM, WorkArgs, check, workload};
+use crate::speed::{Measured, PAGING_FROM, WorkArgs, check, workloads};
 
 /// Share of the best speed that a smaller budget must reach to be preferred.
 const GOOD_ENOUGH: f64 = 0.97;
@@ -126,7 +126,7 @@ pub fn run(args: SweepArgs, format: FormatArgs, output: &Output) -> Result<Exit,
     settings.engine = EngineOptions { cancelled: interrupt.flag(), ..settings.engine };
     let subject =
         Subject { dir: model.path(), sizes: open::sizes(model.path())?, machine: Machine::probe()? };
-    let work = workload(&args.work, subject.sizes.config.vocab);
+    let works = workloads(&args.work, subject.sizes.config.vocab);
     let empty =
         |budget| Step { budget, slots: 0, all: false, samples: Vec::new(), paging: false, peak: None };
     let mut steps: Vec<Step> = args.budget.budgets(args.steps).into_iter().map(empty).collect();
@@ -137,9 +137,9 @@ pub fn run(args: SweepArgs, format: FormatArgs, output: &Output) -> Result<Exit,
             let mut open = Open::new(&subject, &settings)?;
             (step.slots, step.all) = (open.plan.cache_slots, open.plan.holds_all_experts());
             for _ in 0..args.work.warm_up {
-                open.run(&work)?;
+                open.run(&works)?;
             }
-            let sample = open.run(&work)?[Phase::Decode as usize];
+            let sample = open.run(&works)?[Phase::Decode as usize];
             step.paging |= sample.major_faults > PAGING_FROM;
             step.samples.push(sample);
             step.peak = peak_rss_bytes();

@@ -1,6 +1,6 @@
 //! The threads and the kernels a model computes with.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -11,11 +11,18 @@ use crate::options::Arith;
 
 /// Kernels and a pool of threads of its own. Work is split by output rows or heads, never inside a sum, so results
 /// do not depend on the number of threads.
+#[derive(Clone)]
 pub struct Compute {
     /// The instruction set's kernels.
     pub kernels: &'static Kernels,
     /// The arithmetic of decoding.
     pub arith: Arith,
+    /// Several tokens are of as many sequences that decode together: each gets the bits it would get alone.
+    pub together: bool,
+    threads: Arc<Threads>,
+}
+
+struct Threads {
     pool: ThreadPool,
     /// One buffer a thread.
     scratch: Vec<Mutex<Vec<f32>>>,
@@ -42,25 +49,31 @@ impl Compute {
             source: std::io::Error::other(error),
         })?;
         let scratch = (0..threads).map(|_| Mutex::new(vec![0.0; scratch])).collect();
-        Ok(Compute { kernels, arith, pool, scratch })
+        Ok(Compute { kernels, arith, together: false, threads: Arc::new(Threads { pool, scratch }) })
+    }
+
+    /// The same threads for sequences that decode together.
+    pub fn together(&self) -> Self {
+        Compute { together: true, ..self.clone() }
     }
 
     /// Number of threads.
     pub fn threads(&self) -> usize {
-        self.pool.current_num_threads()
+        self.threads.pool.current_num_threads()
     }
 
     /// Runs a whole computation inside the pool, so that its parallel parts need no hand-over.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        self.pool.install(work)
+        self.threads.pool.install(work)
     }
 
     /// Calls `work` with `len` elements of this thread's buffer, whatever is in them; a buffer that is too short grows
     /// once. `work` must not start anything parallel: the thread could be handed another piece of work that wants the same buffer.
     pub fn with_scratch<R>(&self, len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
         // Outside of the pool, threads may have to wait for each other.
-        let thread = rayon::current_thread_index().unwrap_or(0) % self.scratch.len();
-        let mut buffer = self.scratch[thread].lock().unwrap_or_else(PoisonError::into_inner);
+        let scratch = &self.threads.scratch;
+        let thread = rayon::current_thread_index().unwrap_or(0) % scratch.len();
+        let mut buffer = scratch[thread].lock().unwrap_or_else(PoisonError::into_inner);
         if buffer.len() < len {
             buffer.resize(len, 0.0);
         }

@@ -27,9 +27,9 @@ pub mod weights;
 
 pub use error::EngineError;
 pub use generate::{Begun, Finish, Generation, Listener, Request, SoFar, generate};
-pub use model::{Engine, LogitSink, Trace, Wanted, open_source};
+pub use model::{Engine, LogitSink, TogetherSink, Trace, Wanted, open_source};
 pub use open::{OpenError, Reserved};
 pub use options::{Arith, EngineOptions, Event, Watch};
 pub use profile::{Part, Profile};
 pub use saved::{Saved, SavedError};
-pub use session::{LayerState, Session, Snapshot};
+pub use session::{LayerState, Sequence, Session, Snapshot};

@@ -10,6 +10,11 @@ use crate::kernels::portable::whole_len;
 use crate::options::Arith;
 use crate::resident::Weights;
 
+/// Rows that a kernel takes at a time.
+const ROWS_UNIT: usize = 4;
+/// Rows that several tokens share while they are in the cache.
+const SHARED_ROWS: usize = 8;
+
 /// A weight matrix [rows, cols].
 pub struct Matrix {
     /// Output width.
@@ -100,26 +105,15 @@ impl Matrix {
     }
 
     /// `out[t] = W · x[t]` for every token; `x` is [tokens, cols], `out` [tokens, rows]. Each element is one dot
-    /// product, whatever the threads. Several tokens go through tiles of decoded rows: f32 weights give the bits of
+    /// product, whatever the threads. A prompt's tokens go through tiles of decoded rows: f32 weights give the bits of
     /// one token alone, quantised ones differ by the rounding of each weight's product with its scale, and with
     /// [`Arith::Fast`] by that of a single token's input.
     pub fn apply(&self, compute: &Compute, x: &[f32], out: &mut [f32]) {
         debug_assert_eq!(x.len() / self.cols, out.len() / self.rows);
-        let kernels = compute.kernels;
-        if x.len() == self.cols {
-            return compute.rows(out, 4, |first, out| match (compute.arith, &self.data) {
-                (Arith::Fast, MatrixData::Quant { format: QuantFormat::Q4, stride, payload, scales }) => {
-                    let rows = first..first + out.len();
-                    let groups = self.cols.div_ceil(128);
-                    let payload = &payload[rows.start * stride..rows.end * stride];
-                    let scales = &scales[rows.start * groups..rows.end * groups];
-                    compute.with_scratch(whole_len(self.cols), |scratch| {
-                        (kernels.rows_q4_fast)(payload, scales, x, scratch, out);
-                    });
-                }
-                _ => self.rows_into(kernels, first, x, out),
-            });
+        if x.len() == self.cols || compute.together {
+            return self.decode(compute, x, out);
         }
+        let kernels = compute.kernels;
         let tiles = Columns::new(out, self.rows).chunks(TILE_ROWS);
         tiles.into_par_iter().enumerate().for_each(|(tile, mut out)| {
             let rows = tile * TILE_ROWS..tile * TILE_ROWS + out.width();
@@ -134,6 +128,51 @@ impl Matrix {
                 (kernels.gemm)(decoded, x, self.cols, &mut out);
             });
         });
+    }
+
+    /// The products of tokens that are decoded, each by itself.
+    fn decode(&self, compute: &Compute, x: &[f32], out: &mut [f32]) {
+        if x.len() == self.cols {
+            return compute.rows(out, ROWS_UNIT, |first, out| {
+                let rows = out.len();
+                self.decode_rows(compute, first, x, &mut Columns::new(out, rows), rows);
+            });
+        }
+        let shares = Columns::new(out, self.rows).chunks(compute.share(self.rows, ROWS_UNIT));
+        let starts = shares.iter().scan(0, |end, share| Some(std::mem::replace(end, *end + share.width())));
+        let starts: Vec<usize> = starts.collect();
+        shares.into_par_iter().zip(starts).for_each(|(mut share, first)| {
+            self.decode_rows(compute, first, x, &mut share, SHARED_ROWS);
+        });
+    }
+
+    /// Rows `first ..`, `at_a_time` for all tokens, so that they come from memory once.
+    fn decode_rows(&self, compute: &Compute, first: usize, x: &[f32], out: &mut Columns, at_a_time: usize) {
+        let mut each = |len: usize, inputs: &[f32], product: &dyn Fn(usize, &[f32], &mut [f32])| {
+            for start in (0..out.width()).step_by(at_a_time) {
+                let end = out.width().min(start + at_a_time);
+                for (t, input) in inputs.chunks_exact(len).enumerate() {
+                    product(first + start, input, &mut out.row(t)[start..end]);
+                }
+            }
+        };
+        match (compute.arith, &self.data) {
+            (Arith::Fast, MatrixData::Quant { format: QuantFormat::Q4, stride, payload, scales }) => {
+                let (len, groups) = (whole_len(self.cols), self.cols.div_ceil(128));
+                compute.with_scratch(x.len() / self.cols * len, |wholes| {
+                    for (x, whole) in x.chunks_exact(self.cols).zip(wholes.chunks_exact_mut(len)) {
+                        (compute.kernels.to_whole)(x, whole);
+                    }
+                    each(len, wholes, &|first, whole, out| {
+                        let rows = first..first + out.len();
+                        let payload = &payload[rows.start * stride..rows.end * stride];
+                        let scales = &scales[rows.start * groups..rows.end * groups];
+                        (compute.kernels.rows_q4_fast)(payload, scales, whole, out);
+                    });
+                });
+            }
+            _ => each(self.cols, x, &|first, x, out| self.rows_into(compute.kernels, first, x, out)),
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use arrayvec::ArrayVec;
 use waste_common::checkpoint::Checkpoint;
 use waste_common::config::{Mixer, ModelConfig};
 use waste_common::container::{Container, RowBuffer};
@@ -21,12 +22,13 @@ use crate::layers::ffn::Ffn;
 use crate::layers::kda::{KdaLayer, KdaState};
 use crate::layers::kv_cache::KvCache;
 use crate::layers::mla::MlaLayer;
+use crate::layers::moe::visits::Visits;
 use crate::layers::moe::{MoeContext, MoeLayer, MoeScratch};
 use crate::layers::tables::Tables;
 use crate::matrix::Matrix;
-use crate::options::{EngineOptions, Event};
+use crate::options::{EngineOptions, Event, PARALLEL_MAX};
 use crate::profile::{Part, Profile};
-use crate::session::{LayerState, Session};
+use crate::session::{LayerState, Sequence, Session, Workspace};
 use crate::weights::{Loader, Source};
 
 enum MixerLayer {
@@ -52,6 +54,8 @@ pub struct Engine {
     config: ModelConfig,
     options: EngineOptions,
     compute: Compute,
+    /// The same for sequences that decode together.
+    together: Compute,
     source: Source,
     embedding: Embedding,
     layers: Vec<Layer>,
@@ -75,6 +79,10 @@ pub enum Wanted {
 
 /// Takes the logits of a position: `(position, [vocab])`.
 pub type LogitSink<'a> = dyn FnMut(usize, &[f32]) -> Result<(), EngineError> + Send + 'a;
+
+/// Takes the logits of a place among several, [vocab], or why there are none.
+pub type TogetherSink<'a> =
+    dyn FnMut(usize, Result<&[f32], EngineError>) -> Result<(), EngineError> + Send + 'a;
 
 /// What happened inside, for tests and tools that compare engines.
 #[derive(Clone, Debug, Default)]
@@ -161,6 +169,7 @@ impl Engine {
         Ok(Engine {
             config,
             options,
+            together: compute.together(),
             compute,
             source,
             embedding,
@@ -223,13 +232,40 @@ impl Engine {
         usage.learn(u64::from(tokens), uses.into_iter().filter_map(|(id, uses)| Some((place(id)?, uses))));
     }
 
-    /// An empty sequence. All its memory is allocated here.
+    /// An empty sequence, and the buffers it is computed in. All their memory is allocated here.
     ///
     /// # Errors
     /// There is not that much memory.
     pub fn session(&self) -> Result<Session, EngineError> {
         let options = self.scratch_options();
         let scratch = Scratch::of(&self.config, &options);
+        let (top_k, experts) = self.config.moe.as_ref().map_or((0, 0), |moe| (moe.top_k, moe.experts));
+        let tables = match &self.format {
+            ExpertFormat::Dense { .. } => None,
+            ExpertFormat::Vq { shapes, .. } => {
+                Some(Tables::new(*shapes, self.options.arith, options.parallel, top_k)?)
+            }
+        };
+        let visits = options.chunk.max(options.parallel) * top_k;
+        let work = Workspace {
+            finish_chunks: false,
+            stream: vec![0.0; scratch.stream],
+            blocks: vec![0.0; scratch.blocks],
+            stage: vec![0.0; scratch.stage],
+            router: vec![0.0; scratch.router],
+            tables,
+            logits: vec![0.0; scratch.logits],
+            ids: vec![0; visits],
+            visits: Visits::new(visits, experts),
+            experts: Vec::with_capacity(options.parallel * top_k),
+            row: RowBuffer::default(),
+            profile: Profile::default(),
+        };
+        Ok(Session { sequence: self.sequence(), work })
+    }
+
+    /// An empty sequence alone, for sessions that are computed in another one's buffers. All its memory is allocated here.
+    pub fn sequence(&self) -> Sequence {
         let state = self.layers.iter().map(|layer| match &layer.mixer {
             MixerLayer::Kda(kda) => {
                 LayerState::Kda(KdaState::new(kda.heads, kda.dim, self.config.kda.conv_kernel))
@@ -238,34 +274,18 @@ impl Engine {
                 LayerState::Mla(KvCache::new(self.options.kv, self.options.ctx, self.config.mla.cached()))
             }
         });
-        let top_k = self.config.moe.as_ref().map_or(0, |moe| moe.top_k);
-        let tables = match &self.format {
-            ExpertFormat::Dense { .. } => None,
-            ExpertFormat::Vq { shapes, .. } => Some(Tables::new(*shapes, self.options.arith, top_k)?),
-        };
-        let visits = options.chunk * top_k;
-        Ok(Session {
+        Sequence {
             position: 0,
             intact: true,
-            finish_chunks: false,
             state: state.collect(),
-            stream: vec![0.0; scratch.stream],
-            blocks: vec![0.0; scratch.blocks],
-            stage: vec![0.0; scratch.stage],
-            router: vec![0.0; scratch.router],
-            tables,
-            logits: vec![0.0; scratch.logits],
-            ids: vec![0; visits],
-            visits: Vec::with_capacity(visits),
             image_rows: std::collections::VecDeque::new(),
-            row: RowBuffer::default(),
-            profile: Profile::default(),
-        })
+        }
     }
 
     fn scratch_options(&self) -> ScratchOptions {
         ScratchOptions {
             chunk: self.options.chunk,
+            parallel: self.options.parallel,
             threads: self.compute.threads(),
             experts: self.format.storage(),
         }
@@ -328,11 +348,12 @@ impl Engine {
                 if self.options.cancelled.load(Ordering::Relaxed) {
                     return Err(EngineError::Interrupted);
                 }
-                session.intact = false;
-                self.one_chunk(session, chunk, trace.as_deref_mut())?;
-                session.intact = true;
-                let first = session.position;
-                session.position += chunk.len();
+                let Session { sequence, work } = &mut *session;
+                sequence.intact = false;
+                self.layers(work, &mut [&mut *sequence], chunk, trace.as_deref_mut())?;
+                sequence.intact = true;
+                let first = sequence.position;
+                sequence.position += chunk.len();
                 done += chunk.len();
                 if of.end > 1 {
                     self.options.watch.tell(Event::Prefilled { tokens: of.start + done, of: of.end });
@@ -343,84 +364,114 @@ impl Engine {
                     Wanted::Last if done == tokens.len() => chunk.len() - 1..chunk.len(),
                     Wanted::Last => continue,
                 };
-                self.logits(session, first, rows, sink)?;
+                self.logits(work, &self.compute, rows, &mut |row, logits| sink(first + row, logits?))?;
             }
             Ok(())
         })
     }
 
-    /// Hands the logits of rows of the last chunk to `sink`.
-    fn logits(
+    /// Takes one token each of several sequences through the model, at most [`EngineOptions::parallel`], in the buffers
+    /// of `session`, whose own sequence is not touched. Each sequence gets the bits that [`Engine::forward`] of its
+    /// token alone would give it; `sink` gets their logits by their place, or what is wrong with those of one.
+    ///
+    /// # Errors
+    /// A token or a place in a context that is none (nothing has changed then), more sequences than planned, or an
+    /// expert that cannot be read: then the state of all of them is lost.
+    pub fn forward_together(
         &self,
         session: &mut Session,
-        first: usize,
+        sequences: &mut [&mut Sequence],
+        tokens: &[u32],
+        sink: &mut TogetherSink<'_>,
+    ) -> Result<(), EngineError> {
+        if sequences.len() != tokens.len() || tokens.len() > self.options.parallel {
+            let (found, most) = (sequences.len(), self.options.parallel);
+            let why = format!("{found} with {} tokens, and at most {most} were planned", tokens.len());
+            return Err(EngineError::Option { what: "the sequences together", why });
+        }
+        for (sequence, token) in sequences.iter().zip(tokens.chunks(1)) {
+            EngineError::check_tokens(token, sequence.position, self.options.ctx, self.config.vocab)?;
+            sequence.check_intact()?;
+        }
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        self.compute.run(|| {
+            let compute = if tokens.len() > 1 { &self.together } else { &self.compute };
+            sequences.iter_mut().for_each(|sequence| sequence.intact = false);
+            self.layers(&mut session.work, sequences, tokens, None)?;
+            for sequence in sequences.iter_mut() {
+                sequence.intact = true;
+                sequence.position += 1;
+            }
+            self.logits(&mut session.work, compute, 0..tokens.len(), sink)
+        })
+    }
+
+    /// Hands the logits of rows of the last chunk to `sink`, or says that a row's are no numbers.
+    fn logits(
+        &self,
+        work: &mut Workspace,
+        compute: &Compute,
         rows: std::ops::Range<usize>,
-        sink: &mut LogitSink<'_>,
+        sink: &mut TogetherSink<'_>,
     ) -> Result<(), EngineError> {
         let (hidden, vocab) = (self.config.hidden, self.config.vocab);
-        let capacity = session.stream.len() / 4;
-        // The normed stream of the chunk stands in the third quarter; see `one_chunk`.
-        let normed = &session.stream[2 * capacity..3 * capacity];
+        let capacity = work.stream.len() / 4;
+        // The normed stream of the chunk stands in the third quarter; see `layers`.
+        let normed = &work.stream[2 * capacity..3 * capacity];
         for start in rows.clone().step_by(LOGIT_ROWS) {
             let count = LOGIT_ROWS.min(rows.end - start);
-            let logits = &mut session.logits[..count * vocab];
-            session.profile.start();
-            self.head.apply(&self.compute, &normed[start * hidden..(start + count) * hidden], logits);
-            session.profile.lap(Part::Head);
-            for (i, logits) in logits.chunks_exact(vocab).enumerate() {
-                let position = first + start + i;
-                if !(self.compute.kernels.dot)(logits, logits).is_finite() {
-                    return Err(EngineError::NotFinite { position });
-                }
-                sink(position, logits)?;
+            let logits = &mut work.logits[..count * vocab];
+            work.profile.start();
+            self.head.apply(compute, &normed[start * hidden..(start + count) * hidden], logits);
+            work.profile.lap(Part::Head);
+            for (row, logits) in (start..).zip(logits.chunks_exact(vocab)) {
+                let finite = (compute.kernels.dot)(logits, logits).is_finite();
+                sink(row, if finite { Ok(logits) } else { Err(EngineError::NotFinite { position: row }) })?;
             }
         }
         Ok(())
     }
 
-    /// One chunk through all layers; the head's inputs end up in the third quarter of `session.stream`.
-    fn one_chunk(
+    /// A chunk of one sequence, or a token each of several, through all layers; the head's inputs end up in the third
+    /// quarter of the workspace's stream.
+    fn layers(
         &self,
-        session: &mut Session,
+        work: &mut Workspace,
+        sequences: &mut [&mut Sequence],
         tokens: &[u32],
         mut trace: Option<&mut Trace>,
     ) -> Result<(), EngineError> {
-        let (compute, hidden) = (&self.compute, self.config.hidden);
+        let hidden = self.config.hidden;
         let n = tokens.len();
-        let capacity = session.stream.len() / 4;
-        let Session {
-            position,
-            state,
-            stream,
-            blocks,
-            stage,
-            router,
-            tables,
-            ids,
-            visits,
-            image_rows,
-            row,
-            profile,
-            finish_chunks,
-            ..
-        } = session;
-        let finish_chunks = *finish_chunks;
+        let alone = sequences.len() == 1;
+        let compute = if alone { &self.compute } else { &self.together };
+        let capacity = work.stream.len() / 4;
+        let Workspace { stream, blocks, stage, router, tables, ids, visits, experts, row, profile, .. } =
+            work;
+        let finish_chunks = work.finish_chunks;
         profile.start();
         let [prefix, mixed, normed, delta] = quarters(stream, capacity, n * hidden);
         let block = self.config.attn_res_block;
         let stride = n * hidden;
         let mut stored = 0;
 
-        self.embedding.rows(compute.kernels, &self.head, tokens, image_rows, row, prefix)?;
+        let each = n / sequences.len();
+        let rows = tokens.chunks(each).zip(prefix.chunks_mut(each * hidden));
+        for (sequence, (tokens, out)) in sequences.iter_mut().zip(rows) {
+            self.embedding.rows(compute.kernels, &self.head, tokens, &mut sequence.image_rows, row, out)?;
+        }
         if let Some(trace) = trace.as_deref_mut() {
             record_hidden(trace, 0, prefix);
         }
         let kda_sizes = KdaBuffers::of(&self.config, n);
         let mla_sizes = MlaBuffers::of(&self.config, n);
-        let moe_sizes = MoeBuffers::of(&self.config, n);
-        for (l, (layer, state)) in self.layers.iter().zip(state.iter_mut()).enumerate() {
+        let moe_sizes =
+            if alone { MoeBuffers::of(&self.config, n) } else { MoeBuffers::together(&self.config, n) };
+        for (l, layer) in self.layers.iter().enumerate() {
             // A chunk of a large model takes minutes; a single token is finished, and the state stays usable.
-            if n > 1 && !finish_chunks && self.options.cancelled.load(Ordering::Relaxed) {
+            if each > 1 && !finish_chunks && self.options.cancelled.load(Ordering::Relaxed) {
                 return Err(EngineError::Interrupted);
             }
             let starts_block = block.is_some_and(|block| l % block == 0);
@@ -437,21 +488,27 @@ impl Engine {
                 stored += 1;
             }
             profile.lap(Part::Rest);
-            match (&layer.mixer, state) {
-                (MixerLayer::Kda(kda), LayerState::Kda(state)) => {
-                    kda.forward(compute, normed, state, delta, stage, &kda_sizes);
+            match &layer.mixer {
+                MixerLayer::Kda(kda) => {
+                    let mut states = ArrayVec::<_, PARALLEL_MAX>::new();
+                    for sequence in sequences.iter_mut() {
+                        let Some(LayerState::Kda(state)) = sequence.state.get_mut(l) else {
+                            return Err(foreign());
+                        };
+                        states.push(state);
+                    }
+                    kda.forward(compute, normed, &mut states, delta, stage, &kda_sizes);
                     profile.lap(Part::Kda);
                 }
-                (MixerLayer::Mla(mla), LayerState::Mla(cache)) => {
-                    mla.forward(compute, normed, *position, cache, delta, stage, &mla_sizes);
+                MixerLayer::Mla(mla) => {
+                    let mut caches = ArrayVec::<_, PARALLEL_MAX>::new();
+                    for sequence in sequences.iter_mut() {
+                        let Sequence { position, state, .. } = &mut **sequence;
+                        let Some(LayerState::Mla(cache)) = state.get_mut(l) else { return Err(foreign()) };
+                        caches.push((*position, cache));
+                    }
+                    mla.forward(compute, normed, &mut caches, delta, stage, &mla_sizes);
                     profile.lap(Part::Mla);
-                }
-                // A session belongs to the engine that made it: layer kinds agree.
-                _ => {
-                    return Err(EngineError::Option {
-                        what: "session",
-                        why: "it is of another model".to_owned(),
-                    });
                 }
             }
             if starts_block {
@@ -480,11 +537,12 @@ impl Engine {
                         store,
                         format: &self.format,
                         activation: self.config.activation,
-                        next: self.next_moe(l, n),
+                        next: self.next_moe(l, each),
                     };
                     let ids = &mut ids[..n * moe.routing.top_k];
                     let tables = tables.as_mut();
-                    let scratch = MoeScratch { router, tables, spare: mixed, ids, visits, profile };
+                    let work = &mut *experts;
+                    let scratch = MoeScratch { router, tables, spare: mixed, ids, visits, work, profile };
                     moe.forward(&context, normed, delta, stage, &moe_sizes, scratch)?;
                     if let Some(trace) = trace.as_deref_mut() {
                         trace.routes.entry(l).or_default().extend_from_slice(ids);
@@ -530,6 +588,11 @@ impl Engine {
             (kernels.rms_norm)(&x[t * hidden..(t + 1) * hidden], weight, eps, out);
         });
     }
+}
+
+/// A sequence belongs to the engine that made it: layer kinds agree.
+fn foreign() -> EngineError {
+    EngineError::Option { what: "session", why: "it is of another model".to_owned() }
 }
 
 /// The four stream buffers, each cut to `len`.

@@ -113,6 +113,7 @@ impl EngineOptions {
             ctx: plan.ctx,
             kv: plan.kv,
             chunk: plan.chunk,
+            parallel: plan.parallel,
             threads: plan.threads,
             cache_slots: usize::try_from(plan.cache_slots).unwrap_or(usize::MAX),
             ..self

@@ -11,6 +11,8 @@ use crate::experts::Usage;
 
 /// Most reads in flight.
 const READERS_MAX: usize = 64;
+/// Most sequences that decode together.
+pub const PARALLEL_MAX: usize = PlanOptions::PARALLEL_MAX;
 
 /// What happens while one waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +92,8 @@ pub struct EngineOptions {
     pub arith: Arith,
     /// Tokens of a prefill chunk.
     pub chunk: usize,
+    /// Sequences that may decode together.
+    pub parallel: usize,
     /// Compute threads.
     pub threads: usize,
     /// CPUs to bind them to (Linux).
@@ -119,6 +123,7 @@ impl Default for EngineOptions {
             kv: KvType::default(),
             arith: Arith::default(),
             chunk: PlanOptions::CHUNK,
+            parallel: 1,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             cpus: None,
             cache_slots: 64,
@@ -139,6 +144,7 @@ impl EngineOptions {
         for (what, found, least, most) in [
             ("the context length", self.ctx, 1, PlanOptions::CTX_MAX),
             ("the prefill chunk", self.chunk, 1, PlanOptions::CHUNK_MAX),
+            ("the number of sequences together", self.parallel, 1, PARALLEL_MAX),
             ("the number of threads", self.threads, 1, PlanOptions::THREADS_MAX),
             ("the number of reads in flight", self.readers, 0, READERS_MAX),
         ] {

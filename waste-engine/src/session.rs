@@ -1,4 +1,6 @@
-//! One sequence: the state it carries, and the buffers it is computed in.
+//! Sequences: the state each carries, and the buffers they are computed in.
+
+use std::ops::{Deref, DerefMut};
 
 use waste_common::container::RowBuffer;
 use zerocopy::IntoBytes;
@@ -6,6 +8,8 @@ use zerocopy::IntoBytes;
 use crate::error::EngineError;
 use crate::layers::kda::KdaState;
 use crate::layers::kv_cache::KvCache;
+use crate::layers::moe::Work;
+use crate::layers::moe::visits::Visits;
 use crate::layers::tables::Tables;
 use crate::profile::Profile;
 
@@ -69,29 +73,72 @@ impl Snapshot {
     }
 }
 
-/// One sequence: its state, and the buffers it is computed in.
-pub struct Session {
+/// One sequence: the state it carries from token to token.
+pub struct Sequence {
     pub(crate) position: usize,
     /// The state is that of `position` tokens: no pass stopped within it.
     pub(crate) intact: bool,
-    pub(crate) finish_chunks: bool,
     pub(crate) state: Vec<LayerState>,
-    pub(crate) stream: Vec<f32>,
-    pub(crate) blocks: Vec<f32>,
-    pub(crate) stage: Vec<f32>,
-    pub(crate) router: Vec<f32>,
-    pub(crate) tables: Option<Tables>,
-    pub(crate) logits: Vec<f32>,
-    pub(crate) ids: Vec<u32>,
-    pub(crate) visits: Vec<(u32, u32, u32)>,
     /// Rows of images that no placeholder has taken yet, [rows, hidden].
     pub(crate) image_rows: std::collections::VecDeque<f32>,
+}
+
+/// A sequence, and the buffers it is computed in. Other sequences take its place to be computed in them too.
+pub struct Session {
+    pub(crate) sequence: Sequence,
+    pub(crate) work: Workspace,
+}
+
+/// The buffers in which sequences are computed.
+pub(crate) struct Workspace {
+    pub finish_chunks: bool,
+    pub stream: Vec<f32>,
+    pub blocks: Vec<f32>,
+    pub stage: Vec<f32>,
+    pub router: Vec<f32>,
+    pub tables: Option<Tables>,
+    pub logits: Vec<f32>,
+    pub ids: Vec<u32>,
+    pub visits: Visits,
+    pub experts: Vec<Work>,
     /// A stored row of the embedding.
-    pub(crate) row: RowBuffer,
-    pub(crate) profile: Profile,
+    pub row: RowBuffer,
+    pub profile: Profile,
 }
 
 impl Session {
+    /// Where the time of its forward passes went.
+    pub fn profile(&self) -> &Profile {
+        &self.work.profile
+    }
+
+    /// An interrupt from now on waits for the end of a prompt's chunk, so that the state stays usable.
+    pub fn finish_chunks(&mut self) {
+        self.work.finish_chunks = true;
+    }
+
+    /// Puts a sequence of the same engine in the place of this session's.
+    pub fn swap(&mut self, sequence: &mut Sequence) {
+        std::mem::swap(&mut self.sequence, sequence);
+    }
+}
+
+/// A session is its sequence, wherever that alone is asked for.
+impl Deref for Session {
+    type Target = Sequence;
+
+    fn deref(&self) -> &Sequence {
+        &self.sequence
+    }
+}
+
+impl DerefMut for Session {
+    fn deref_mut(&mut self) -> &mut Sequence {
+        &mut self.sequence
+    }
+}
+
+impl Sequence {
     /// Tokens in the state.
     pub fn position(&self) -> usize {
         self.position
@@ -102,20 +149,10 @@ impl Session {
         &self.state
     }
 
-    /// Where the time of its forward passes went.
-    pub fn profile(&self) -> &Profile {
-        &self.profile
-    }
-
     /// Queues the rows of an image, [rows, hidden]: each media placeholder that comes along takes the next one in
     /// place of its embedding, in a prompt as well as token by token.
     pub fn queue_image(&mut self, rows: &[f32]) {
         self.image_rows.extend(rows);
-    }
-
-    /// An interrupt from now on waits for the end of a prompt's chunk, so that the state stays usable.
-    pub fn finish_chunks(&mut self) {
-        self.finish_chunks = true;
     }
 
     /// Takes the state; [`restore`](Self::restore) goes back to it, bit for bit.

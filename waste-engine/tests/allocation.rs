@@ -73,7 +73,7 @@ fn store() {
                         expert: (token * 7 + moe * 3 + i as u32 * 5) % 64,
                     });
                     let ahead = ids.map(|id| ExpertId { moe: (moe + 1) % 4, ..id });
-                    let issued = || store.look_ahead(ahead.into_iter().take(6));
+                    let issued = || store.look_ahead(ahead.into_iter().take(6).enumerate());
                     store
                         .for_each(&ids, 3, issued, |batch| {
                             for (at, record) in batch {

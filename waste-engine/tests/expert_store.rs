@@ -107,7 +107,7 @@ fn every_demand_gets_its_own_record() {
             for round in 0..200u32 {
                 state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 let wanted = ids(round % 3, (0..8).map(|i| ((state >> (8 * i)) as u32 % 4 + 4 * i) % 32));
-                store.look_ahead(ids((round + 1) % 3, 0..6).into_iter());
+                store.look_ahead(ids((round + 1) % 3, 0..6).into_iter().enumerate());
                 visit(&store, &wanted).unwrap();
                 demands += wanted.len() as u64;
             }
@@ -137,7 +137,7 @@ fn a_failed_read_is_an_error_that_names_the_expert_and_nothing_stays_pinned() {
             let error = visit(&store, &ids(1, 4..12)).unwrap_err();
             assert!(error.to_string().contains("layer 1, expert 7"), "{error}");
         }
-        store.look_ahead([bad].into_iter());
+        store.look_ahead([bad].into_iter().enumerate());
         visit(&store, &ids(0, 0..32)).unwrap();
         // The disk is well again: so is the store.
         fake.failing.lock().unwrap().clear();
@@ -158,7 +158,7 @@ fn a_read_that_panics_is_an_error_and_the_readers_go_on() {
     }
     // Ahead of demand: nobody hears of it but who demands the expert meanwhile.
     *fake.panicking.lock().unwrap() = Some(ExpertId { moe: 2, expert: 1 });
-    store.look_ahead(ids(2, [1]).into_iter());
+    store.look_ahead(ids(2, [1]).into_iter().enumerate());
     while fake.panicking.lock().unwrap().is_some() {
         std::thread::yield_now();
     }
@@ -251,7 +251,7 @@ fn guesses_are_judged_by_rank() {
     visit(&store, &ids(1, [4])).unwrap();
     visit(&store, &ids(0, 0..4)).unwrap();
     let before = store.stats();
-    store.look_ahead(ids(1, [7, 4, 9]).into_iter());
+    store.look_ahead(ids(1, [7, 4, 9]).into_iter().enumerate());
     visit(&store, &ids(1, [9, 4, 2])).unwrap();
     // Nobody guessed this layer.
     visit(&store, &ids(2, [1])).unwrap();
@@ -281,7 +281,7 @@ fn a_bad_disk_never_gives_a_wrong_record() {
             failing.clear();
             failing.extend(ids(moe, [(state >> 50) as u32 % 32, (state >> 55) as u32 % 32]));
             drop(failing);
-            store.look_ahead(ids((moe + 1) % 3, (0..6).map(|i| 5 * i + 1)).into_iter());
+            store.look_ahead(ids((moe + 1) % 3, (0..6).map(|i| 5 * i + 1)).into_iter().enumerate());
             match visit(&store, &wanted) {
                 Ok(()) => met += wanted.len() as u64,
                 Err(EngineError::Expert { layer, expert, .. }) => {

@@ -98,7 +98,8 @@ proptest! {
         let found = same_bits(|k| {
             let mut scratch = vec![f32::NAN; whole_len(cols)];
             let mut out = vec![0.0; rows];
-            (k.rows_q4_fast)(&encoded.payload, &encoded.scales, &x, &mut scratch, &mut out);
+            (k.to_whole)(&x, &mut scratch);
+            (k.rows_q4_fast)(&encoded.payload, &encoded.scales, &scratch, &mut out);
             out
         });
         let exact = same_bits(|k| {
@@ -287,7 +288,8 @@ fn whole_numbers_of_what_is_no_number_show_in_every_row() {
         let out = same_bits(|k| {
             let mut out = vec![0.0; 5];
             let mut scratch = vec![0.0; whole_len(300)];
-            (k.rows_q4_fast)(&encoded.payload, &encoded.scales, &x, &mut scratch, &mut out);
+            (k.to_whole)(&x, &mut scratch);
+            (k.rows_q4_fast)(&encoded.payload, &encoded.scales, &scratch, &mut out);
             out.iter().map(|y| f32::from(u8::from(y.is_finite()))).collect()
         });
         assert!(out.iter().all(|&finite| finite == 0.0), "{bad}");

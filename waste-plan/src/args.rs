@@ -40,6 +40,9 @@ pub struct Args {
     /// Tokens of a prefill chunk
     #[arg(long, value_name = "N", default_value_t = PlanOptions::CHUNK, help_heading = "Run")]
     pub prefill_chunk: usize,
+    /// Sequences that may decode together
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Run")]
+    pub parallel: usize,
 
     /// Plan the disk too, for files in this directory
     #[arg(long, value_name = "DIR", help_heading = "Disk")]

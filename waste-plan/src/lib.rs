@@ -56,6 +56,7 @@ pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
         ctx: args.ctx,
         kv: args.kv,
         chunk: args.prefill_chunk,
+        parallel: args.parallel,
         threads: args.threads.unwrap_or(machine.cpus.clamp(1, PlanOptions::THREADS_MAX)),
         vision: args.vision,
         budget: args.budget,

@@ -60,9 +60,13 @@ impl fmt::Display for Report {
         let plan = &self.plan;
         let vision = if plan.vision { ", with images" } else { "" };
         writeln!(f, "{} ({} {})", plan.arch, self.kind.key(), self.path.display())?;
+        let together = match plan.parallel {
+            1 => String::new(),
+            n => format!(" each for {n} sequences together"),
+        };
         writeln!(
             f,
-            "{} tokens of {} context{vision}, {} threads, prefill in chunks of {}\n",
+            "{} tokens of {} context{together}{vision}, {} threads, prefill in chunks of {}\n",
             plan.ctx, plan.kv, plan.threads, plan.chunk
         )?;
         let mut size = |name: &str, bytes: u64, note: &str| {

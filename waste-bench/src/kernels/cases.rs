@@ -217,7 +217,8 @@ fn trunk(list: &mut List, sets: &[&'static Kernels], spread: usize) -> Result<()
         type Rows = Arc<dyn Fn(&[u8], &[u16], &[f32], &mut [f32]) + Send + Sync>;
         let fast: Rows = Arc::new(|payload, scales, x, out| {
             let mut scratch = [0.0; whole_len(HIDDEN)];
-            (kernels.rows_q4_fast)(payload, scales, x, &mut scratch, out);
+            (kernels.to_whole)(x, &mut scratch);
+            (kernels.rows_q4_fast)(payload, scales, &scratch, out);
         });
         let formats: [(&str, usize, Rows); 4] = [
             ("rows_q8", HIDDEN, Arc::new(kernels.rows_q8)),

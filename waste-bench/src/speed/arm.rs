@@ -8,7 +8,7 @@ use waste_common::cli::Failure;
 use waste_common::machine::{Machine, Reservation};
 use waste_common::plan::{Budget, MemoryPlan, ModelSizes};
 use waste_engine::open::{self, Reserved};
-use waste_engine::{Engine, Session};
+use waste_engine::{Engine, Sequence, Session};
 
 use super::measure::{self, Phase, Sample, Workload};
 use super::rows::{Ratio, Row};
@@ -30,8 +30,10 @@ pub struct Subject<'a> {
 pub struct Open {
     /// The engine.
     pub engine: Engine,
-    /// Its only session.
+    /// What everything is computed in.
     pub session: Session,
+    /// Sequences that decode together; none if only the session's own decodes.
+    sequences: Vec<Sequence>,
     /// What it was opened with.
     pub plan: MemoryPlan,
     /// How long opening took.
@@ -53,15 +55,18 @@ impl Open {
         let engine = Engine::open_with(subject.dir, options, settings.kernels)?;
         let session = engine.session()?;
         let seconds = start.elapsed().as_secs_f64();
-        Ok(Open { engine, session, plan, seconds, _reservation: reservation })
+        let together = if plan.parallel > 1 { plan.parallel } else { 0 };
+        let sequences = (0..together).map(|_| engine.sequence()).collect();
+        Ok(Open { engine, session, sequences, plan, seconds, _reservation: reservation })
     }
 
-    /// One run.
+    /// One run, of as many workloads as sequences decode together.
     ///
     /// # Errors
     /// The engine fails or is interrupted.
-    pub fn run(&mut self, work: &Workload) -> Result<[Sample; 2], Failure> {
-        Ok(measure::run(&self.engine, &mut self.session, work)?)
+    pub fn run(&mut self, works: &[Workload]) -> Result<[Sample; 2], Failure> {
+        let works = &works[..self.plan.parallel.min(works.len())];
+        Ok(measure::run(&self.engine, &mut self.session, &mut self.sequences, works)?)
     }
 }
 
@@ -118,14 +123,19 @@ impl Arm {
     ///
     /// # Errors
     /// Opening or running fails.
-    pub fn round(&mut self, subject: &Subject<'_>, work: &Workload, warm_up: usize) -> Result<(), Failure> {
+    pub fn round(
+        &mut self,
+        subject: &Subject<'_>,
+        works: &[Workload],
+        warm_up: usize,
+    ) -> Result<(), Failure> {
         let open = match &mut self.open {
             Some(open) => open,
             None => {
                 let mut open = Open::new(subject, &self.settings)?;
-                self.cold.push(open.run(work)?);
+                self.cold.push(open.run(works)?);
                 for _ in 0..warm_up {
-                    open.run(work)?;
+                    open.run(works)?;
                 }
                 self.facts = Some(Facts {
                     arm: self.label.clone(),
@@ -141,7 +151,7 @@ impl Arm {
                 self.open.insert(open)
             }
         };
-        self.warm.push(open.run(work)?);
+        self.warm.push(open.run(works)?);
         Ok(())
     }
 

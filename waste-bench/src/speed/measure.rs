@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde::Serialize;
 use waste_common::machine::major_faults;
 use waste_engine::experts::ReadStats;
-use waste_engine::{Engine, EngineError, Part, Profile, Session, Wanted};
+use waste_engine::{Engine, EngineError, Part, Profile, Sequence, Session, Wanted};
 
 /// The tokens of a run. What is decoded does not depend on what is predicted, so that all runs do the same work.
 #[derive(Clone, Debug)]
@@ -66,39 +66,70 @@ impl Sample {
     }
 }
 
-/// Runs the workload from an empty state; a phase without tokens gives an empty sample.
+/// Runs the workload of each sequence from an empty state, several decoding together; a phase without tokens gives an
+/// empty sample. `others` are as many sequences as there are workloads, or none for one.
 ///
 /// # Errors
 /// As [`Engine::forward`].
-pub fn run(engine: &Engine, session: &mut Session, work: &Workload) -> Result<[Sample; 2], EngineError> {
+pub fn run(
+    engine: &Engine,
+    session: &mut Session,
+    others: &mut [Sequence],
+    works: &[Workload],
+) -> Result<[Sample; 2], EngineError> {
     session.reset();
-    let prompt = if work.prompt.is_empty() { 1 } else { work.prompt.len() };
-    Ok([
-        sample(engine, session, work.prompt.chunks(prompt))?,
-        sample(engine, session, work.decode.chunks(1))?,
-    ])
+    others.iter_mut().for_each(Sequence::reset);
+    let tokens = |of: fn(&Workload) -> &Vec<u32>| works.iter().map(|work| of(work).len()).sum();
+    let prefill = sample(engine, session, tokens(|work| &work.prompt), |session| {
+        if others.is_empty() {
+            return works.iter().try_for_each(|work| step(engine, session, &work.prompt));
+        }
+        others.iter_mut().zip(works).try_for_each(|(sequence, work)| {
+            session.swap(sequence);
+            let outcome = step(engine, session, &work.prompt);
+            session.swap(sequence);
+            outcome
+        })
+    })?;
+    let decode = sample(engine, session, tokens(|work| &work.decode), |session| {
+        for place in 0..works.first().map_or(0, |work| work.decode.len()) {
+            if others.is_empty() {
+                step(engine, session, &works[0].decode[place..=place])?;
+                continue;
+            }
+            let tokens: Vec<u32> = works.iter().map(|work| work.decode[place]).collect();
+            let mut group: Vec<&mut Sequence> = others.iter_mut().collect();
+            engine.forward_together(session, &mut group, &tokens, &mut |_, logits| {
+                std::hint::black_box(logits?);
+                Ok(())
+            })?;
+        }
+        Ok(())
+    })?;
+    Ok([prefill, decode])
 }
 
 fn step(engine: &Engine, session: &mut Session, tokens: &[u32]) -> Result<(), EngineError> {
+    if tokens.is_empty() {
+        return Ok(());
+    }
     engine.forward(session, tokens, Wanted::Last, &mut |_, logits| {
         std::hint::black_box(logits);
         Ok(())
     })
 }
 
-/// Runs some tokens, in steps, with all counters around them.
+/// Does some work on so many tokens with all counters around it.
 fn sample(
     engine: &Engine,
     session: &mut Session,
-    steps: std::slice::Chunks<'_, u32>,
+    tokens: usize,
+    work: impl FnOnce(&mut Session) -> Result<(), EngineError>,
 ) -> Result<Sample, EngineError> {
-    let tokens = steps.clone().map(<[u32]>::len).sum();
     let (before, profile, faults) =
         (engine.read_stats(), session.profile().clone(), major_faults().unwrap_or(0));
     let start = Instant::now();
-    for tokens in steps {
-        step(engine, session, tokens)?;
-    }
+    work(session)?;
     let seconds = start.elapsed().as_secs_f64();
     let major_faults = major_faults().unwrap_or(0).saturating_sub(faults);
     let reads = engine.read_stats().since(&before);

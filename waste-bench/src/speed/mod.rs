@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use waste_common::cli::{ByteSize, Exit, Failure, Interrupt, Output, Progress, Unit, resolve_model};
 use waste_common::machine::{Machine, peak_rss_bytes};
-use waste_common::plan::Budget;
+use waste_common::plan::{Budget, PlanOptions};
 use waste_engine::weights::Source;
 use waste_engine::{EngineOptions, open, open_source};
 
@@ -60,8 +60,8 @@ pub struct SpeedArgs {
     /// The work
     #[command(flatten)]
     pub work: WorkArgs,
-    /// Measure an option's values alternately in this process: budget, threads, kernels, arith, chunk, lookahead,
-    /// io-depth, direct-io or verify
+    /// Measure an option's values alternately in this process: budget, threads, kernels, arith, chunk, parallel,
+    /// lookahead, io-depth, direct-io or verify
     #[arg(long, value_name = "OPTION=A,B…", help_heading = "Work")]
     pub compare: Option<Compare>,
     /// Write which experts the tokens used, a JSON line a token, for `waste-bench cache`
@@ -146,7 +146,8 @@ pub fn run(args: SpeedArgs, format: FormatArgs, output: &Output) -> Result<Exit,
     check(&args.work, args.engine.ctx)?;
     let subject =
         Subject { dir: model.path(), sizes: open::sizes(model.path())?, machine: Machine::probe()? };
-    let work = workload(&args.work, subject.sizes.config.vocab);
+    let works = workloads(&args.work, subject.sizes.config.vocab);
+    let work = &works[0];
     let mut arms: Vec<Arm> = match &args.compare {
         None => vec![Arm::new("default".to_owned(), settings)],
         Some(compare) => {
@@ -168,7 +169,7 @@ pub fn run(args: SpeedArgs, format: FormatArgs, output: &Output) -> Result<Exit,
         }
         for number in order {
             let arm = &mut arms[number];
-            arm.round(&subject, &work, args.work.warm_up)?;
+            arm.round(&subject, &works, args.work.warm_up)?;
             if !together {
                 arm.close();
             }
@@ -177,7 +178,7 @@ pub fn run(args: SpeedArgs, format: FormatArgs, output: &Output) -> Result<Exit,
     }
     progress.finish();
     if let Some(path) = &args.record {
-        arms[0].record(&subject, &work, path)?;
+        arms[0].record(&subject, work, path)?;
     }
 
     let peak = peak_rss_bytes();
@@ -225,12 +226,13 @@ fn facts_line(facts: &Facts) -> String {
         arm, settings, budget_bytes, cache_slots, kernel, direct_io, open_seconds, open_gbps, ..
     } = facts;
     format!(
-        "{arm}: budget {}, {cache_slots} experts cached{}, {kernel} kernels, {} arithmetic, {} threads, lookahead {}, \
+        "{arm}: budget {}, {cache_slots} experts cached{}, {kernel} kernels, {} arithmetic, {} threads, {}lookahead {}, \
          {} reads in flight, direct I/O {}, opened in {open_seconds:.2} s ({open_gbps:.2} GB/s of trunk)",
         ByteSize(*budget_bytes),
         if facts.holds_all_experts { " (all)" } else { "" },
         settings.arith,
         settings.threads,
+        if settings.parallel > 1 { format!("{} sequences, ", settings.parallel) } else { String::new() },
         settings.lookahead,
         settings.io_depth,
         if *direct_io { "on" } else { "off" },
@@ -258,22 +260,25 @@ pub fn check(work: &WorkArgs, ctx: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The random tokens of a run. Some repeat a token before them, the nearer the likelier: that is what makes
-/// neighbours use the same experts.
-pub fn workload(args: &WorkArgs, vocab: usize) -> Workload {
-    let mut random = Random::of_piece(args.seed, "tokens", 0);
-    let mut tokens: Vec<u32> = Vec::with_capacity(args.prompt_tokens + args.tokens);
-    for position in 0..args.prompt_tokens + args.tokens {
-        let repeated = f64::from(random.float().abs()) < args.repeat;
-        let back = 1 + (random.bits() | 1 << 16).trailing_zeros() as usize;
-        let token = match position.checked_sub(back) {
-            Some(earlier) if repeated => tokens[earlier],
-            _ => random.below(vocab as u64) as u32,
-        };
-        tokens.push(token);
-    }
-    let decode = tokens.split_off(args.prompt_tokens);
-    Workload { prompt: tokens, decode }
+/// The random tokens of a run, for each sequence that may decode. Some repeat a token before them, the nearer the
+/// likelier: that is what makes neighbours use the same experts.
+pub fn workloads(args: &WorkArgs, vocab: usize) -> Vec<Workload> {
+    let of = |sequence: usize| {
+        let mut random = Random::of_piece(args.seed, "tokens", sequence as u64);
+        let mut tokens: Vec<u32> = Vec::with_capacity(args.prompt_tokens + args.tokens);
+        for position in 0..args.prompt_tokens + args.tokens {
+            let repeated = f64::from(random.float().abs()) < args.repeat;
+            let back = 1 + (random.bits() | 1 << 16).trailing_zeros() as usize;
+            let token = match position.checked_sub(back) {
+                Some(earlier) if repeated => tokens[earlier],
+                _ => random.below(vocab as u64) as u32,
+            };
+            tokens.push(token);
+        }
+        let decode = tokens.split_off(args.prompt_tokens);
+        Workload { prompt: tokens, decode }
+    };
+    (0..PlanOptions::PARALLEL_MAX).map(of).collect()
 }
 
 /// Whether all arms can be open at the same time; if so their budgets are fixed.

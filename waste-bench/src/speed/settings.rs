@@ -42,6 +42,9 @@ pub struct EngineArgs {
     /// Tokens of a prefill chunk
     #[arg(long, value_name = "N", default_value_t = PlanOptions::CHUNK, help_heading = "Compute and I/O")]
     pub chunk: usize,
+    /// Sequences that decode together
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Compute and I/O")]
+    pub parallel: usize,
     /// Experts of the next layer read ahead; 0 for none
     #[arg(
         long,
@@ -90,6 +93,7 @@ impl Settings {
             ctx: args.ctx,
             kv: args.kv,
             chunk: args.chunk,
+            parallel: args.parallel,
             budget,
             ram_share: args.ram_share,
             allow_swap: args.allow_swap,
@@ -132,6 +136,7 @@ impl Settings {
             kernels: self.kernels.name,
             arith: self.engine.arith.name(),
             chunk: self.plan.chunk,
+            parallel: self.plan.parallel,
             lookahead: self.engine.lookahead,
             io_depth: self.engine.readers,
             direct_io: self.engine.bypass == Bypass::On,
@@ -151,6 +156,7 @@ pub struct SettingsRecord {
     pub kernels: &'static str,
     pub arith: &'static str,
     pub chunk: usize,
+    pub parallel: usize,
     pub lookahead: usize,
     pub io_depth: usize,
     pub direct_io: bool,
@@ -165,18 +171,20 @@ enum Key {
     Kernels,
     Arith,
     Chunk,
+    Parallel,
     Lookahead,
     IoDepth,
     DirectIo,
     Verify,
 }
 
-const KEYS: [(&str, Key); 9] = [
+const KEYS: [(&str, Key); 10] = [
     ("budget", Key::Budget),
     ("threads", Key::Threads),
     ("kernels", Key::Kernels),
     ("arith", Key::Arith),
     ("chunk", Key::Chunk),
+    ("parallel", Key::Parallel),
     ("lookahead", Key::Lookahead),
     ("io-depth", Key::IoDepth),
     ("direct-io", Key::DirectIo),
@@ -243,6 +251,7 @@ impl Compare {
             Key::Kernels => settings.take_kernels(value).map_err(|error| wrong(&error))?,
             Key::Arith => settings.engine.arith = value.parse().map_err(|error: String| wrong(&error))?,
             Key::Chunk => settings.plan.chunk = number()?,
+            Key::Parallel => settings.plan.parallel = number()?,
             Key::Lookahead => settings.engine.lookahead = number()?,
             Key::IoDepth => settings.engine.readers = number()?,
             Key::DirectIo => {
@@ -274,7 +283,7 @@ mod tests {
         {
             good.parse::<Compare>().unwrap();
         }
-        for good in ["io-depth=1,8", "direct-io=on,off", "verify=off,on"] {
+        for good in ["parallel=1,4", "io-depth=1,8", "direct-io=on,off", "verify=off,on"] {
             good.parse::<Compare>().unwrap();
         }
         for wrong in

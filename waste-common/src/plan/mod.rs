@@ -38,11 +38,13 @@ pub struct MemoryPlan {
     pub vision: bool,
     /// Tokens of a prefill chunk.
     pub chunk: usize,
+    /// Sequences that may decode together.
+    pub parallel: usize,
     /// Compute threads.
     pub threads: usize,
     /// Trunk tensors of the text model that stay in memory.
     pub trunk_bytes: u64,
-    /// KDA states, convolution tails and latent KV of one sequence.
+    /// KDA states, convolution tails and latent KV of all sequences.
     pub state_bytes: u64,
     /// Working buffers.
     pub scratch_bytes: u64,
@@ -158,6 +160,7 @@ pub fn plan(model: &ModelSizes, options: &PlanOptions, machine: &Machine) -> Res
         kv: options.kv,
         vision: options.vision,
         chunk: options.chunk,
+        parallel: options.parallel,
         threads: options.threads,
         trunk_bytes: model.trunk_bytes,
         state_bytes,
@@ -192,6 +195,7 @@ fn check(options: &PlanOptions) -> Result<(), PlanError> {
     for (what, found, max) in [
         ("the context length", options.ctx, PlanOptions::CTX_MAX),
         ("the prefill chunk", options.chunk, PlanOptions::CHUNK_MAX),
+        ("the number of sequences together", options.parallel, PlanOptions::PARALLEL_MAX),
         ("the number of threads", options.threads, PlanOptions::THREADS_MAX),
     ] {
         if found == 0 || found > max {
@@ -218,19 +222,23 @@ fn budget(choice: Budget, floor: u64, working_set: u64, experts: u64, cap: u64) 
     }
 }
 
-/// What one sequence carries from token to token.
+/// What the sequences carry from token to token.
 fn state_bytes(config: &ModelConfig, options: &PlanOptions) -> u128 {
     let kda = &config.kda;
     let recurrent = (kda.width() * kda.dim) as u128;
     let tails = 3 * (kda.conv_kernel - 1) as u128 * kda.width() as u128;
     let latents = options.ctx as u128 * u128::from(options.kv.row_bytes(config.mla.cached()));
-    config.count(Mixer::Kda) as u128 * 4 * (recurrent + tails) + config.count(Mixer::Mla) as u128 * latents
+    let one = config.count(Mixer::Kda) as u128 * 4 * (recurrent + tails)
+        + config.count(Mixer::Mla) as u128 * latents;
+    options.parallel as u128 * one
 }
 
 /// The engine's buffers, the ids and visits of a chunk's experts, and what decoding of weights needs.
 fn scratch_bytes(model: &ModelSizes, options: &PlanOptions) -> u128 {
-    let sizes = ScratchOptions { chunk: options.chunk, threads: options.threads, experts: model.storage };
-    let visits = model.config.moe.as_ref().map_or(0, |moe| options.chunk * moe.top_k);
+    let PlanOptions { chunk, parallel, threads, .. } = *options;
+    let sizes = ScratchOptions { chunk, parallel, threads, experts: model.storage };
+    let visits = model.config.moe.as_ref().map_or(0, |moe| chunk.max(parallel) * moe.top_k);
     let buffers = Scratch::of(&model.config, &sizes).bytes();
-    u128::from(buffers) + visits as u128 * (4 + 12) + u128::from(model.staging_bytes)
+    // An id, the visit, and where its expert's begin.
+    u128::from(buffers) + visits as u128 * (4 + 12 + 12) + u128::from(model.staging_bytes)
 }

@@ -161,6 +161,8 @@ pub struct PlanOptions {
     pub kv: KvType,
     /// Tokens of a prefill chunk.
     pub chunk: usize,
+    /// Sequences that may decode together.
+    pub parallel: usize,
     /// Compute threads.
     pub threads: usize,
     /// Whether images are accepted.
@@ -182,17 +184,20 @@ impl PlanOptions {
     pub const CHUNK: usize = 256;
     /// Longest prefill chunk that is planned.
     pub const CHUNK_MAX: usize = 1024;
+    /// Most sequences that are planned to decode together.
+    pub const PARALLEL_MAX: usize = 16;
     /// Most threads that are planned.
     pub const THREADS_MAX: usize = 1024;
 }
 
 impl Default for PlanOptions {
-    /// 4096 tokens of f32 latents, chunks of 256, a thread for each CPU, text only, automatic budget.
+    /// 4096 tokens of f16 latents, chunks of 256, one sequence, a thread for each CPU, text only, automatic budget.
     fn default() -> Self {
         PlanOptions {
             ctx: Self::CTX,
             kv: KvType::default(),
             chunk: Self::CHUNK,
+            parallel: 1,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             vision: false,
             budget: Budget::default(),

@@ -7,6 +7,8 @@ use crate::config::{Mixer, ModelConfig};
 pub struct ScratchOptions {
     /// Tokens of a prefill chunk.
     pub chunk: usize,
+    /// Sequences that may decode together.
+    pub parallel: usize,
     /// Compute threads.
     pub threads: usize,
     /// How the experts are stored.
@@ -40,7 +42,8 @@ pub const CACHE_TILE: usize = 64;
 /// Positions whose logits are computed at a time.
 pub const LOGIT_ROWS: usize = 8;
 
-/// Numbers of f32 elements of all working buffers. T = tokens of a chunk, h = hidden size.
+/// Numbers of f32 elements of all working buffers. T = tokens of a chunk or sequences that decode together, whichever
+/// are more; h = hidden size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scratch {
     /// [T, h] four times: the stream, its mix, the normed input, a sublayer's output.
@@ -51,8 +54,8 @@ pub struct Scratch {
     pub stage: usize,
     /// [T, experts] router scores, [T, top-k] weights, and three times [experts] to choose in.
     pub router: usize,
-    /// Tables of partial dot products: gate, up, and a token's experts' down; f32 entries, which take more than
-    /// 16-bit ones.
+    /// Tables of partial dot products: gate, up, and a token's experts' down, for each sequence; f32 entries, which take
+    /// more than 16-bit ones.
     pub tables: usize,
     /// What a thread works in, for all threads: [`thread`](Self::thread) each.
     pub threads: usize,
@@ -65,7 +68,7 @@ pub struct Scratch {
 impl Scratch {
     /// Sizes for a model.
     pub fn of(config: &ModelConfig, options: &ScratchOptions) -> Self {
-        let (t, hidden) = (options.chunk, config.hidden);
+        let (t, hidden) = (options.chunk.max(options.parallel), config.hidden);
         let blocks = config.attn_res_block.map_or(0, |block| config.layers().div_ceil(block));
         let mut scratch = Scratch {
             stream: 4 * t * hidden,
@@ -89,10 +92,12 @@ impl Scratch {
         }
         if let Some(moe) = &config.moe {
             stage(&mut scratch, MoeBuffers::of(config, t).total());
+            stage(&mut scratch, MoeBuffers::together(config, options.parallel).total());
             scratch.router = t * (moe.experts + moe.top_k) + 3 * moe.experts;
             if let ExpertStorage::Vq { stages, entries } = options.experts {
                 let table = |columns: usize| columns / 8 * stages * entries;
-                scratch.tables = 2 * table(moe.input) + moe.top_k * table(moe.intermediate);
+                scratch.tables =
+                    options.parallel * (2 * table(moe.input) + moe.top_k * table(moe.intermediate));
                 scratch.codebooks = 2 * config.moe_layers().count() * 3 * stages * entries * 8;
             }
         }
@@ -201,7 +206,8 @@ pub struct MoeBuffers {
     pub inputs: usize,
     /// [T, top-k, input] of expert outputs, summed in rank order.
     pub outputs: usize,
-    /// [T or top-k, intermediate in whole blocks] three times: gate, up, and the activation by token.
+    /// [T, or top-k of each token that is decoded, intermediate in whole blocks] three times: gate, up, and the activation
+    /// by token.
     pub inner: usize,
     /// [T, input in whole blocks] of one expert's output.
     pub down: usize,
@@ -222,6 +228,12 @@ impl MoeBuffers {
             down: t * moe.input.next_multiple_of(BLOCK_ROWS),
             shared: t * moe.shared * moe.intermediate,
         }
+    }
+
+    /// Sizes for a token each of `n` sequences that decode together.
+    pub fn together(config: &ModelConfig, n: usize) -> Self {
+        let one = Self::of(config, 1);
+        MoeBuffers { inner: n * one.inner, ..Self::of(config, n) }
     }
 
     /// Elements of all of them.

@@ -319,14 +319,16 @@ fn budgets() -> impl Strategy<Value = Budget> {
 
 fn some_options() -> impl Strategy<Value = PlanOptions> {
     (
-        (1usize..=PlanOptions::CTX_MAX, 0usize..3, 1usize..=1024, 1usize..=1024),
+        (1usize..=PlanOptions::CTX_MAX, 0usize..3, 1usize..=1024, 1usize..=16, 1usize..=1024),
         (any::<bool>(), budgets(), (1u32.., any::<u32>()), any::<bool>()),
     )
-        .prop_map(|((ctx, kv, chunk, threads), (vision, budget, (denominator, part), allow_swap))| {
-            let ram_share = RamShare::new(part % denominator + 1, denominator).unwrap();
-            let kv = KvType::ALL[kv];
-            PlanOptions { ctx, kv, chunk, threads, vision, budget, ram_share, allow_swap }
-        })
+        .prop_map(
+            |((ctx, kv, chunk, parallel, threads), (vision, budget, (denominator, part), allow_swap))| {
+                let ram_share = RamShare::new(part % denominator + 1, denominator).unwrap();
+                let kv = KvType::ALL[kv];
+                PlanOptions { ctx, kv, chunk, parallel, threads, vision, budget, ram_share, allow_swap }
+            },
+        )
 }
 
 /// Sizes of all magnitudes.

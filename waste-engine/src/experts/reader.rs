@@ -312,16 +312,17 @@ impl ExpertStore {
     }
 
     /// Asks for experts that will probably be needed, without pinning them; at most a quarter of the slots is
-    /// given to them at a time. Nothing waits for them, so without reader threads nothing is read.
-    pub fn look_ahead(&self, ids: impl Iterator<Item = ExpertId>) {
+    /// given to them at a time. Each comes with its rank among its token's; of several of a rank the first is the one that
+    /// is judged. Nothing waits for them, so without reader threads nothing is read.
+    pub fn look_ahead(&self, ids: impl Iterator<Item = (usize, ExpertId)>) {
         if self.readers.is_empty() {
             return;
         }
         let mut state = self.shared.lock();
         state.guess = Guess::default();
-        for (rank, id) in ids.enumerate() {
+        for (rank, id) in ids {
             if let Some(guess) = state.guess.ids.get_mut(rank) {
-                *guess = Some(id);
+                guess.get_or_insert(id);
             }
             if state.ahead_in_flight < self.slots() / 4
                 && let Some(slot) = state.cache.ahead(id, rank)

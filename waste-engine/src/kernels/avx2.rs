@@ -402,8 +402,8 @@ fn half_group(bytes: &[u8], whole: &WholeGroup, at: usize) -> __m256i {
 
 /// See [`Kernels::rows_q4_fast`](super::Kernels::rows_q4_fast).
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn rows_q4_fast(payload: &[u8], scales: &[u16], x: &[f32], scratch: &mut [f32], out: &mut [f32]) {
-    let (wholes, units) = portable::to_whole(x, scratch);
+pub(super) fn rows_q4_fast(payload: &[u8], scales: &[u16], whole: &[f32], out: &mut [f32]) {
+    let (wholes, units) = portable::whole_parts(whole);
     let stride = wholes.len() * GROUP / 2;
     assert!(payload.len() >= out.len() * stride && scales.len() >= out.len() * wholes.len());
     let rows = payload.chunks_exact(stride).zip(scales.chunks_exact(wholes.len()));

@@ -56,6 +56,16 @@ impl<'a> Columns<'a> {
         unsafe { *self.first.add(row * self.stride + column) = value };
     }
 
+    /// This part's elements of a row.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn row(&mut self, row: usize) -> &mut [f32] {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        // SAFETY: they lie in the matrix that `new` was given, in columns only this part has, and are borrowed with it.
+        unsafe { std::slice::from_raw_parts_mut(self.first.add(row * self.stride), self.width) }
+    }
+
     /// The first `width` columns and the rest.
     ///
     /// # Panics
@@ -95,8 +105,10 @@ mod tests {
             for (i, mut part) in Columns::new(&mut matrix, 7).chunks(3).into_iter().enumerate() {
                 scope.spawn(move || {
                     for row in 0..part.rows() {
-                        for column in 0..part.width() {
-                            part.set(row, column, (100 * i + 10 * row + column) as f32);
+                        let value = |column| (100 * i + 10 * row + column) as f32;
+                        part.set(row, 0, value(0));
+                        for (column, element) in part.row(row).iter_mut().enumerate().skip(1) {
+                            *element = value(column);
                         }
                     }
                 });

@@ -90,9 +90,11 @@ kernel_table! {
     rows_q8: fn(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]);
     /// Dot products of Q4G rows with `x`.
     rows_q4: fn(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]);
-    /// Dot products of Q4G rows with `x` rounded to 16-bit whole numbers; `scratch` has [`portable::whole_len`]
-    /// elements. See [`portable::rows_q4_fast`].
-    rows_q4_fast: fn(payload: &[u8], scales: &[u16], x: &[f32], scratch: &mut [f32], out: &mut [f32]);
+    /// An input as 16-bit whole numbers, for [`Kernels::rows_q4_fast`]; `whole` has [`portable::whole_len`] elements. See
+    /// [`portable::to_whole`].
+    to_whole: fn(x: &[f32], whole: &mut [f32]);
+    /// Dot products of Q4G rows with an input as [`Kernels::to_whole`] left it. See [`portable::rows_q4_fast`].
+    rows_q4_fast: fn(payload: &[u8], scales: &[u16], whole: &[f32], out: &mut [f32]);
     /// Dot products of Q3G rows with `x`.
     rows_q3: fn(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]);
     /// One Q8G row decoded: `(payload, f16 scales, out [cols])`.
@@ -171,7 +173,7 @@ static AVX2: Kernels = Kernels {
     // SAFETY: see above.
     rows_q4: |p, s, x, out| unsafe { avx2::rows_q4(p, s, x, out) },
     // SAFETY: see above.
-    rows_q4_fast: |p, s, x, t, out| unsafe { avx2::rows_q4_fast(p, s, x, t, out) },
+    rows_q4_fast: |p, s, w, out| unsafe { avx2::rows_q4_fast(p, s, w, out) },
     // SAFETY: see above.
     vq_rows_fast: |i, shape, s, t, out| unsafe { avx2::vq_rows_fast(i, shape, s, t, out) },
     // SAFETY: see above.
@@ -190,7 +192,7 @@ static AVX512: Kernels = Kernels {
     // SAFETY: see above.
     rows_q4: |p, s, x, out| unsafe { avx512::rows_q4(p, s, x, out) },
     // SAFETY: see above.
-    rows_q4_fast: |p, s, x, t, out| unsafe { avx512::rows_q4_fast(p, s, x, t, out) },
+    rows_q4_fast: |p, s, w, out| unsafe { avx512::rows_q4_fast(p, s, w, out) },
     // SAFETY: see above.
     vq_tables: |c, shape, x, t| unsafe { avx512::vq_tables(c, shape, x, t) },
     // SAFETY: see above.

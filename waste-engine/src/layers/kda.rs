@@ -78,19 +78,22 @@ impl KdaState {
 }
 
 impl KdaLayer {
-    /// `out = KDA(x)` for [tokens, hidden], carrying `state` on.
+    /// `out = KDA(x)` for [tokens, hidden], carrying on the states of as many sequences, each of which has its share of
+    /// the tokens.
     pub fn forward(
         &self,
         compute: &Compute,
         x: &[f32],
-        state: &mut KdaState,
+        states: &mut [&mut KdaState],
         out: &mut [f32],
         mut buffer: &mut [f32],
         sizes: &KdaBuffers,
     ) {
         let kernels = compute.kernels;
         let (dim, width) = (self.dim, self.heads * self.dim);
-        let tokens = sizes.wide / width;
+        // Of each sequence.
+        let tokens = sizes.wide / width / states.len();
+        let share = tokens * width;
         let [q, k, v, decay, gate, raw_q, raw_k, raw_v] =
             std::array::from_fn(|_| cut(&mut buffer, sizes.wide));
         let (decay_low, gate_low) = (cut(&mut buffer, sizes.low_rank), cut(&mut buffer, sizes.low_rank));
@@ -126,45 +129,53 @@ impl KdaLayer {
                 up.apply(compute, gate_low, gate);
             }
         };
-        let [past_q, past_k, past_v] = &mut state.conv;
         let convolved = |i: usize, history: &mut [f32], raw: &[f32], y: &mut [f32], scale: Option<f32>| {
             convolve(compute, &self.conv[i], history, raw, y, width);
             if let Some(scale) = scale {
                 compute.tokens(y, dim, |_, y| l2_normalise(kernels.dot, y, scale));
             }
         };
-        let ((), ()) = rayon::join(
-            || {
+        let convolutions = || {
+            let inputs = raw_q.par_chunks(share).zip(raw_k.par_chunks(share)).zip(raw_v.par_chunks(share));
+            let outputs = q.par_chunks_mut(share).zip(k.par_chunks_mut(share)).zip(v.par_chunks_mut(share));
+            let sequences = states.par_iter_mut().zip(inputs).zip(outputs).with_max_len(1);
+            sequences.for_each(|((state, ((raw_q, raw_k), raw_v)), ((q, k), v))| {
+                let [past_q, past_k, past_v] = &mut state.conv;
                 rayon::join(
                     || convolved(0, past_q, raw_q, q, Some(1.0 / (dim as f32).sqrt())),
                     || convolved(1, past_k, raw_k, k, Some(1.0)),
                 );
                 convolved(2, past_v, raw_v, v, None);
-            },
-            || {
-                rayon::join(decayed, gated);
-            },
-        );
+            });
+        };
+        rayon::join(convolutions, || rayon::join(decayed, gated));
         (kernels.sigmoid)(beta);
 
         let heads_out = raw_q;
-        let heads = heads_out.par_chunks_mut(tokens * dim).zip(state.recurrent.par_chunks_mut(dim * dim));
-        heads.enumerate().for_each(|(h, (o, state))| {
-            for (t, o) in o.chunks_exact_mut(dim).enumerate() {
-                let at = t * width + h * dim;
-                let at = at..at + dim;
-                let head = KdaHead {
-                    q: &q[at.clone()],
-                    k: &k[at.clone()],
-                    v: &v[at.clone()],
-                    decay: &decay[at],
-                    beta: beta[t * self.heads + h],
-                };
-                (kernels.kda_step)(state, head, o);
-            }
+        let sequences =
+            heads_out.par_chunks_mut(share).zip(states.par_iter_mut()).enumerate().with_max_len(1);
+        sequences.for_each(|(s, (heads_out, state))| {
+            let heads = heads_out.par_chunks_mut(tokens * dim).zip(state.recurrent.par_chunks_mut(dim * dim));
+            heads.enumerate().for_each(|(h, (o, state))| {
+                for (t, o) in o.chunks_exact_mut(dim).enumerate() {
+                    let token = s * tokens + t;
+                    let at = token * width + h * dim;
+                    let at = at..at + dim;
+                    let head = KdaHead {
+                        q: &q[at.clone()],
+                        k: &k[at.clone()],
+                        v: &v[at.clone()],
+                        decay: &decay[at],
+                        beta: beta[token * self.heads + h],
+                    };
+                    (kernels.kda_step)(state, head, o);
+                }
+            });
         });
         let o = q;
-        by_token(heads_out, tokens, dim, o);
+        for (heads_out, o) in heads_out.chunks_exact(share).zip(o.chunks_exact_mut(share)) {
+            by_token(heads_out, tokens, dim, o);
+        }
         let normed = v;
         compute.tokens(normed, dim, |i, normed| {
             let at = i * dim..(i + 1) * dim;

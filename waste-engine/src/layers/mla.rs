@@ -55,21 +55,21 @@ pub struct MlaLayer {
 }
 
 impl MlaLayer {
-    /// `out = MLA(x)` for [tokens, hidden] that follow `position` cached tokens. `cache` gets the new tokens' rows.
-    #[allow(clippy::too_many_arguments)]
+    /// `out = MLA(x)` for [tokens, hidden] of as many sequences, each of which has its share of the tokens: they follow
+    /// so many cached ones, and the cache gets the new ones' rows.
     pub fn forward(
         &self,
         compute: &Compute,
         x: &[f32],
-        position: usize,
-        cache: &mut KvCache,
+        sequences: &mut [(usize, &mut KvCache)],
         out: &mut [f32],
         mut buffer: &mut [f32],
         sizes: &MlaBuffers,
     ) {
         let kernels = compute.kernels;
         let cached = self.kv_lora + self.rope;
-        let tokens = sizes.latents / cached;
+        // Of each sequence.
+        let tokens = sizes.latents / cached / sequences.len();
         let queries = cut(&mut buffer, sizes.queries);
         let bottleneck = cut(&mut buffer, sizes.bottleneck);
         let bottleneck_normed = cut(&mut buffer, sizes.bottleneck);
@@ -101,15 +101,22 @@ impl MlaLayer {
             let (latent, _) = raw.split_at_mut(self.kv_lora);
             (kernels.rms_norm)(latent, &self.latent_norm, LATENT_NORM_EPS, normed);
             latent.copy_from_slice(normed);
-            cache.store(position + t, raw);
+            let (position, cache) = &mut sequences[t / tokens];
+            cache.store(*position + t % tokens, raw);
         }
 
-        let cache = &*cache;
         let block = (self.heads * tokens).div_ceil(4 * compute.threads()).min(QUERIES);
-        heads_out.par_chunks_mut(block * self.value).enumerate().with_max_len(1).for_each(|(b, out)| {
-            self.attend(compute, b * block, tokens, queries, position, cache, out);
+        let asked = tokens * self.heads * (self.nope + self.rope);
+        let share = tokens * self.heads * self.value;
+        let each = heads_out.par_chunks_mut(share).zip(queries.par_chunks(asked)).zip(sequences.par_iter());
+        each.with_max_len(1).for_each(|((heads_out, queries), (position, cache))| {
+            heads_out.par_chunks_mut(block * self.value).enumerate().with_max_len(1).for_each(|(b, out)| {
+                self.attend(compute, b * block, tokens, queries, *position, cache, out);
+            });
         });
-        by_token(heads_out, tokens, self.value, mixed);
+        for (heads_out, mixed) in heads_out.chunks_exact(share).zip(mixed.chunks_exact_mut(share)) {
+            by_token(heads_out, tokens, self.value, mixed);
+        }
         if self.gate.is_some() {
             compute.rows(mixed, 16, |first, mixed| {
                 (kernels.gate)(mixed, &gate[first..first + mixed.len()]);

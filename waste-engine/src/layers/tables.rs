@@ -25,24 +25,35 @@ enum Entries {
     Fast { planes: AlignedBuf, units: Vec<f32> },
 }
 
-/// Room for the tables that a token needs in an MoE layer.
+/// Room for the tables that tokens need in an MoE layer.
 pub struct Tables {
-    /// Of the input that all its experts share.
-    pub gate: Table,
-    /// Of the same.
-    pub up: Table,
-    /// Of each expert's activation.
+    /// Of each token's input, which all its experts share.
+    pub inputs: Vec<InputTables>,
+    /// Of the activation of each expert of each token.
     pub down: Vec<Table>,
 }
 
+/// The tables of one token's input.
+pub struct InputTables {
+    /// For the gate.
+    pub gate: Table,
+    /// For up.
+    pub up: Table,
+}
+
 impl Tables {
-    /// Room for the tables of experts of one shape, `experts` at a time.
-    pub fn new(shapes: [VqShape; 3], arith: Arith, experts: usize) -> Result<Self, OutOfMemory> {
+    /// Room for `tokens` tokens with `experts` experts of one shape each.
+    pub fn new(
+        shapes: [VqShape; 3],
+        arith: Arith,
+        tokens: usize,
+        experts: usize,
+    ) -> Result<Self, OutOfMemory> {
         let room = |kind: ExpertKind| Table::new(shapes[kind as usize], arith);
+        let input = |_| Ok(InputTables { gate: room(ExpertKind::Gate)?, up: room(ExpertKind::Up)? });
         Ok(Tables {
-            gate: room(ExpertKind::Gate)?,
-            up: room(ExpertKind::Up)?,
-            down: (0..experts).map(|_| room(ExpertKind::Down)).collect::<Result<_, _>>()?,
+            inputs: (0..tokens).map(input).collect::<Result<_, OutOfMemory>>()?,
+            down: (0..tokens * experts).map(|_| room(ExpertKind::Down)).collect::<Result<_, _>>()?,
         })
     }
 }

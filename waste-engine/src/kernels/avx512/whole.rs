@@ -55,14 +55,8 @@ impl Group {
 
 /// See [`Kernels::rows_q4_fast`](crate::kernels::Kernels::rows_q4_fast).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vnni,avx2,fma,f16c")]
-pub(in super::super) fn rows_q4_fast(
-    payload: &[u8],
-    scales: &[u16],
-    x: &[f32],
-    scratch: &mut [f32],
-    out: &mut [f32],
-) {
-    let (wholes, units) = portable::to_whole(x, scratch);
+pub(in super::super) fn rows_q4_fast(payload: &[u8], scales: &[u16], whole: &[f32], out: &mut [f32]) {
+    let (wholes, units) = portable::whole_parts(whole);
     let (groups, stride) = (wholes.len(), wholes.len() * GROUP / 2);
     assert!(payload.len() >= out.len() * stride && scales.len() >= out.len() * groups);
     let whole = out.len() / ROWS * ROWS;

@@ -26,19 +26,30 @@ pub struct WholeGroup {
     pub bias: [i32; LANES],
 }
 
-/// Elements of scratch that [`rows_q4_fast`] works in.
+/// Elements that an input of `cols` takes as whole numbers.
 pub const fn whole_len(cols: usize) -> usize {
-    cols.div_ceil(GROUP) * (size_of::<WholeGroup>() / 4 + 1)
+    cols.div_ceil(GROUP) * GROUP_LEN
 }
 
-/// Writes an input as whole numbers to `scratch`, [`whole_len`] elements; gives the groups, and what a unit is worth
-/// in each. A group with an infinite or undefined element gets an undefined unit.
+/// Elements of a group: itself, and what its unit is worth.
+const GROUP_LEN: usize = size_of::<WholeGroup>() / 4 + 1;
+
+/// An input as [`to_whole`] left it: its groups, and what a unit is worth in each.
 #[inline(always)]
-pub fn to_whole<'a>(x: &[f32], scratch: &'a mut [f32]) -> (&'a [WholeGroup], &'a [f32]) {
-    let groups = x.len().div_ceil(GROUP);
-    let (wholes, units) = scratch[..whole_len(x.len())].split_at_mut(groups * size_of::<WholeGroup>() / 4);
+pub fn whole_parts(whole: &[f32]) -> (&[WholeGroup], &[f32]) {
+    let (wholes, units) = whole.split_at(whole.len() / GROUP_LEN * (GROUP_LEN - 1));
     // Both are made of four-byte numbers, so this always succeeds.
-    let Ok(wholes) = <[WholeGroup]>::mut_from_bytes(wholes.as_mut_bytes()) else { return (&[], &[]) };
+    (<[WholeGroup]>::ref_from_bytes(wholes.as_bytes()).unwrap_or_default(), units)
+}
+
+/// Writes an input as whole numbers to `whole`, [`whole_len`] elements. A group with an infinite or undefined element
+/// gets an undefined unit.
+#[inline(always)]
+pub fn to_whole(x: &[f32], whole: &mut [f32]) {
+    let groups = x.len().div_ceil(GROUP);
+    let (wholes, units) = whole[..whole_len(x.len())].split_at_mut(groups * (GROUP_LEN - 1));
+    // As in `whole_parts`.
+    let Ok(wholes) = <[WholeGroup]>::mut_from_bytes(wholes.as_mut_bytes()) else { return };
     for ((whole, unit), x) in wholes.iter_mut().zip(units.iter_mut()).zip(x.chunks(GROUP)) {
         // As whole numbers the magnitudes of floats keep their order, and NaN is the largest.
         let largest = f32::from_bits(x.iter().fold(0, |m, x| m.max(x.to_bits() & 0x7fff_ffff)));
@@ -64,15 +75,14 @@ pub fn to_whole<'a>(x: &[f32], scratch: &'a mut [f32]) -> (&'a [WholeGroup], &'a
             *bias = -8 * eight.iter().sum::<i32>();
         }
     }
-    (wholes, units)
 }
 
 /// See [`Kernels::rows_q4_fast`](crate::kernels::Kernels::rows_q4_fast). Lane j of a group is the exact sum of its
 /// elements 8j .. 8j + 8; the lanes of all groups are combined in order, `total = fma(lane, scale · unit, total)`, and
 /// reduced by halving.
 #[inline(always)]
-pub fn rows_q4_fast(payload: &[u8], scales: &[u16], x: &[f32], scratch: &mut [f32], out: &mut [f32]) {
-    let (wholes, units) = to_whole(x, scratch);
+pub fn rows_q4_fast(payload: &[u8], scales: &[u16], whole: &[f32], out: &mut [f32]) {
+    let (wholes, units) = whole_parts(whole);
     let stride = wholes.len() * GROUP / 2;
     assert!(payload.len() >= out.len() * stride && scales.len() >= out.len() * wholes.len());
     let rows = payload.chunks_exact(stride).zip(scales.chunks_exact(wholes.len()));

@@ -1,38 +1,47 @@
-//! Experts for one token, by look-up: no weight is ever expanded.
+//! Experts by look-up, for tokens that are decoded: no weight is ever expanded.
 
 use rayon::prelude::*;
 use waste_common::container::Geometry;
 use waste_common::tensors::ExpertKind;
 
+use super::visits::Visits;
 use super::{Inner, MoeContext, MoeLayer};
 use crate::experts::ExpertRef;
 use crate::experts::source::Codebooks;
 use crate::layers::ffn::activate;
-use crate::layers::tables::{Table, Tables};
+use crate::layers::tables::{InputTables, Table, Tables};
 use crate::profile::{Part, Profile};
 
-/// What one token's experts are computed with.
+/// Work on an expert that has come: its place among those that came with it, the token, and the row of the outputs.
+pub type Work = (usize, usize, usize);
+
+/// What the experts of a token, or of a few, are computed with.
 pub(super) struct Lookup<'a> {
     pub layer: &'a MoeLayer,
     pub context: &'a MoeContext<'a>,
     pub codebooks: &'a Codebooks,
     pub geometry: &'a Geometry,
     pub tables: &'a mut Tables,
+    pub visits: &'a Visits,
+    /// Room for as many as there are visits.
+    pub work: &'a mut Vec<Work>,
 }
 
 impl Lookup<'_> {
-    /// Builds the tables that all experts of a token share.
+    /// Builds the tables that all experts of a token share; `z` is [tokens, input].
     pub fn prepare(&mut self, z: &[f32]) {
         let compute = self.context.compute;
-        let Tables { gate, up, .. } = &mut *self.tables;
-        rayon::join(
-            || gate.build(compute, self.codebooks.by_dimension(ExpertKind::Gate), z),
-            || up.build(compute, self.codebooks.by_dimension(ExpertKind::Up), z),
-        );
+        let inputs = self.tables.inputs.par_iter_mut().zip(z.par_chunks(self.layer.input));
+        inputs.with_max_len(1).for_each(|(InputTables { gate, up }, z)| {
+            rayon::join(
+                || gate.build(compute, self.codebooks.by_dimension(ExpertKind::Gate), z),
+                || up.build(compute, self.codebooks.by_dimension(ExpertKind::Up), z),
+            );
+        });
     }
 
-    /// Some of a token's experts at once, so that three parallel steps do for all of them; `outputs` is
-    /// [top-k, input], a row for each rank.
+    /// Some experts at once, for all tokens that visit them, so that three parallel steps do for all of them; `outputs`
+    /// is [tokens, top-k, input].
     pub fn experts(
         &mut self,
         batch: &[(usize, ExpertRef)],
@@ -41,20 +50,30 @@ impl Lookup<'_> {
         profile: &mut Profile,
     ) {
         let compute = self.context.compute;
-        let (input, inter) = (self.layer.input, self.layer.intermediate);
-        let Tables { gate: gate_table, up: up_table, down: down_tables } = &mut *self.tables;
+        let (input, inter, top_k) = (self.layer.input, self.layer.intermediate, self.layer.routing.top_k);
+        let Tables { inputs, down: down_tables } = &mut *self.tables;
+        self.work.clear();
+        for (i, &(place, _)) in batch.iter().enumerate() {
+            let visits = self.visits.of(place).iter();
+            self.work.extend(visits.map(|visit| {
+                let (token, rank) = (visit.token as usize, visit.rank as usize);
+                (i, token, token * top_k + rank)
+            }));
+        }
+        let work = &*self.work;
         let rows = |table: &Table, record: &ExpertRef, kind, out: &mut [f32]| {
             let record = record.bytes();
             let (indices, scales) = (self.geometry.indices(kind), self.geometry.scales(kind));
             table.rows(compute, &record[indices], &record[scales], out);
         };
         let [gates, ups, _] = inner;
-        let (gates, ups) = (&mut gates[..batch.len() * inter], &mut ups[..batch.len() * inter]);
+        let (gates, ups) = (&mut gates[..work.len() * inter], &mut ups[..work.len() * inter]);
         let both = gates.par_chunks_mut(inter).zip(ups.par_chunks_mut(inter));
-        both.zip(batch).with_max_len(1).for_each(|((gate, up), (_, record))| {
+        both.zip(work).with_max_len(1).for_each(|((gate, up), &(i, token, _))| {
+            let (tables, record) = (&inputs[token], &batch[i].1);
             rayon::join(
-                || rows(gate_table, record, ExpertKind::Gate, gate),
-                || rows(up_table, record, ExpertKind::Up, up),
+                || rows(&tables.gate, record, ExpertKind::Gate, gate),
+                || rows(&tables.up, record, ExpertKind::Up, up),
             );
         });
         profile.lap(Part::Gather);
@@ -68,9 +87,9 @@ impl Lookup<'_> {
         profile.lap(Part::Tables);
 
         let outputs = outputs.par_chunks_mut(input).enumerate().with_max_len(1);
-        outputs.for_each(|(rank, out)| {
-            if let Some(at) = batch.iter().position(|&(of, _)| of == rank) {
-                rows(&down_tables[at], &batch[at].1, ExpertKind::Down, out);
+        outputs.for_each(|(row, out)| {
+            if let Some(at) = work.iter().position(|&(_, _, of)| of == row) {
+                rows(&down_tables[at], &batch[work[at].0].1, ExpertKind::Down, out);
             }
         });
         profile.lap(Part::Gather);

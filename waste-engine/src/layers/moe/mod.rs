@@ -2,12 +2,16 @@
 
 mod lookup;
 mod product;
+pub mod visits;
 
+use arrayvec::ArrayVec;
 use waste_common::config::Activation;
 use waste_common::plan::scratch::MoeBuffers;
 
 use self::lookup::Lookup;
+pub use self::lookup::Work;
 use self::product::Product;
+use self::visits::Visits;
 use super::cut;
 use super::ffn::Ffn;
 use super::router::{Router, Routing};
@@ -17,6 +21,7 @@ use crate::error::EngineError;
 use crate::experts::source::{Codebooks, ExpertFormat};
 use crate::experts::{ExpertId, ExpertStore};
 use crate::matrix::Matrix;
+use crate::options::PARALLEL_MAX;
 use crate::profile::{Part, Profile};
 
 /// A model with more experts a token is refused.
@@ -58,14 +63,16 @@ pub struct MoeLayer {
 pub struct MoeScratch<'a> {
     /// [T, experts], [T, top-k], and three times [experts].
     pub router: &'a mut [f32],
-    /// Tables of partial dot products, if the experts are vector quantised.
+    /// Tables of partial dot products for tokens that are decoded, if the experts are vector quantised.
     pub tables: Option<&'a mut Tables>,
     /// [T, hidden]
     pub spare: &'a mut [f32],
     /// [T, top-k] chosen experts.
     pub ids: &'a mut [u32],
-    /// (expert, token, rank), sorted; at most T · top-k.
-    pub visits: &'a mut Vec<(u32, u32, u32)>,
+    /// By expert; at most T · top-k.
+    pub visits: &'a mut Visits,
+    /// Room for what tokens that are decoded need of experts.
+    pub work: &'a mut Vec<Work>,
     /// Told what the time goes to.
     pub profile: &'a mut Profile,
 }
@@ -118,7 +125,9 @@ impl MoeLayer {
             }
             None => x,
         };
-        let MoeScratch { router, tables, spare, ids, visits, profile } = scratch;
+        let MoeScratch { router, tables, spare, ids, visits, work, profile } = scratch;
+        visits.group(self.number, ids, top_k);
+        let visits = &*visits;
         // While the first reads are on their way: what needs no routed expert.
         let profile = &std::cell::RefCell::new(profile);
         let lap = |part| profile.borrow_mut().lap(part);
@@ -130,33 +139,25 @@ impl MoeLayer {
             }
             lap(Part::Trunk);
         };
-        if tokens == 1
+        if (tokens == 1 || compute.together)
             && let (Some(tables), Some(codebooks), ExpertFormat::Vq { geometry, .. }) =
                 (tables, &self.codebooks, context.format)
         {
-            let mut lookup = Lookup { layer: self, context, codebooks, geometry, tables };
-            let mut demanded = [ExpertId { moe: self.number, expert: 0 }; TOP_K_MAX];
-            for (demanded, &expert) in demanded.iter_mut().zip(&*ids) {
-                demanded.expert = expert;
-            }
+            let mut lookup = Lookup { layer: self, context, codebooks, geometry, tables, visits, work };
             lap(Part::Trunk);
             lookup.prepare(z);
             lap(Part::Tables);
-            context.store.for_each(&demanded[..top_k], top_k, issued, |batch| {
+            context.store.for_each(visits.experts(), top_k, issued, |batch| {
                 lap(Part::Stall);
                 lookup.experts(batch, &mut inner, outputs, &mut profile.borrow_mut());
                 Ok(())
             })?;
         } else {
             let mut product = Product { layer: self, context, gathered, inner: &mut inner, down };
-            group_by_expert(ids, top_k, visits);
-            let groups: Vec<&[(u32, u32, u32)]> = visits.chunk_by(|a, b| a.0 == b.0).collect();
-            let demanded: Vec<ExpertId> =
-                groups.iter().map(|group| ExpertId { moe: self.number, expert: group[0].0 }).collect();
-            context.store.for_each(&demanded, 1, issued, |batch| {
+            context.store.for_each(visits.experts(), 1, issued, |batch| {
                 lap(Part::Stall);
-                for (position, record) in batch {
-                    product.expert(record.bytes(), z, groups[*position], top_k, outputs);
+                for (place, record) in batch {
+                    product.expert(record.bytes(), z, visits.of(*place), top_k, outputs);
                 }
                 lap(Part::Gather);
                 Ok(())
@@ -218,24 +219,21 @@ impl MoeLayer {
     }
 }
 
-/// Runs the next MoE layer's router on this layer's input and asks for the experts it would choose. Only time
-/// depends on it: the real router still decides. Works in twice as many elements as there are experts.
+/// Runs the next MoE layer's router on this layer's input and asks for the experts it would choose, the best of all
+/// tokens first. Only time depends on it: the real router still decides. Works in twice as many elements as there are
+/// experts.
 fn look_ahead(context: &MoeContext, x: &[f32], mut buffer: &mut [f32]) {
     let Some((next, width)) = context.next else { return };
     let experts = next.router.gate.rows;
     let (scores, selection) = (cut(&mut buffer, experts), cut(&mut buffer, experts));
-    next.router.scores(context.compute, &next.routing, x, scores);
-    let (mut ids, mut weights) = ([0u32; TOP_K_MAX], [0.0; TOP_K_MAX]);
     let top_k = next.routing.top_k;
-    next.router.choose(&next.routing, scores, selection, &mut ids[..top_k], &mut weights[..top_k]);
-    let ids = ids[..width.min(top_k)].iter();
-    context.store.look_ahead(ids.map(|&expert| ExpertId { moe: next.number, expert }));
-}
-
-/// Fills `visits` with (expert, token, rank), sorted by expert, then token.
-fn group_by_expert(ids: &[u32], top_k: usize, visits: &mut Vec<(u32, u32, u32)>) {
-    visits.clear();
-    visits
-        .extend(ids.iter().enumerate().map(|(i, &expert)| (expert, (i / top_k) as u32, (i % top_k) as u32)));
-    visits.sort_unstable();
+    let mut guesses = ArrayVec::<[u32; TOP_K_MAX], PARALLEL_MAX>::new();
+    for x in x.chunks_exact(next.router.gate.cols).take(PARALLEL_MAX) {
+        next.router.scores(context.compute, &next.routing, x, scores);
+        let (mut ids, mut weights) = ([0u32; TOP_K_MAX], [0.0; TOP_K_MAX]);
+        next.router.choose(&next.routing, scores, selection, &mut ids[..top_k], &mut weights[..top_k]);
+        guesses.push(ids);
+    }
+    let ranks = (0..width.min(top_k)).flat_map(|rank| guesses.iter().map(move |ids| (rank, ids[rank])));
+    context.store.look_ahead(ranks.map(|(rank, expert)| (rank, ExpertId { moe: next.number, expert })));
 }

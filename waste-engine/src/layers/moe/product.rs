@@ -4,6 +4,7 @@ use rayon::prelude::*;
 use waste_common::plan::scratch::{BLOCK_ROWS, TILE_ROWS};
 use waste_common::tensors::ExpertKind;
 
+use super::visits::Visit;
 use super::{Inner, MoeContext, MoeLayer};
 use crate::experts::source::{Codebooks, ExpertFormat};
 use crate::kernels::columns::Columns;
@@ -23,21 +24,14 @@ pub(super) struct Product<'a, 'b, 'c> {
 
 impl Product<'_, '_, '_> {
     /// One expert for all tokens that visit it; `outputs` is [tokens, top-k, input].
-    pub fn expert(
-        &mut self,
-        record: &[u8],
-        z: &[f32],
-        visits: &[(u32, u32, u32)],
-        top_k: usize,
-        outputs: &mut [f32],
-    ) {
+    pub fn expert(&mut self, record: &[u8], z: &[f32], visits: &[Visit], top_k: usize, outputs: &mut [f32]) {
         let input = self.layer.input;
-        for (row, &(_, token, _)) in self.gathered.chunks_exact_mut(input).zip(visits) {
-            row.copy_from_slice(&z[token as usize * input..][..input]);
+        for (row, visit) in self.gathered.chunks_exact_mut(input).zip(visits) {
+            row.copy_from_slice(&z[visit.token as usize * input..][..input]);
         }
         self.gathered_tokens(record, visits.len());
-        for (i, &(_, token, rank)) in visits.iter().enumerate() {
-            let at = (token as usize * top_k + rank as usize) * input;
+        for (i, visit) in visits.iter().enumerate() {
+            let at = (visit.token as usize * top_k + visit.rank as usize) * input;
             let blocks = self.down.chunks_exact(visits.len() * BLOCK_ROWS);
             for (out, block) in outputs[at..at + input].chunks_mut(BLOCK_ROWS).zip(blocks) {
                 out.copy_from_slice(&block[i * BLOCK_ROWS..][..out.len()]);
