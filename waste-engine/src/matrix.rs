@@ -15,6 +15,9 @@ const ROWS_UNIT: usize = 4;
 /// Rows that several tokens share while they are in the cache.
 const SHARED_ROWS: usize = 8;
 
+/// Rows from one on, times an input.
+type Product<'a> = &'a dyn Fn(usize, &[f32], &mut [f32]);
+
 /// A weight matrix [rows, cols].
 pub struct Matrix {
     /// Output width.
@@ -148,7 +151,7 @@ impl Matrix {
 
     /// Rows `first ..`, `at_a_time` for all tokens, so that they come from memory once.
     fn decode_rows(&self, compute: &Compute, first: usize, x: &[f32], out: &mut Columns, at_a_time: usize) {
-        let mut each = |len: usize, inputs: &[f32], product: &dyn Fn(usize, &[f32], &mut [f32])| {
+        let mut each = |len: usize, inputs: &[f32], product: Product<'_>| {
             for start in (0..out.width()).step_by(at_a_time) {
                 let end = out.width().min(start + at_a_time);
                 for (t, input) in inputs.chunks_exact(len).enumerate() {
