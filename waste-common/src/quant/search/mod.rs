@@ -114,7 +114,8 @@ impl Stage {
     fn new(entries: Vec<Vector>, earlier: &[Stage]) -> Self {
         assert!((1..=ENTRIES_MAX).contains(&entries.len()), "{} entries", entries.len());
         let dot = |a: &Vector, b: &Vector| a.iter().zip(b).fold(0.0, |sum: f32, (a, b)| a.mul_add(*b, sum));
-        let groups = entries.len().div_ceil(LANES);
+        // A power of two, and whole chunks.
+        let groups = entries.len().div_ceil(LANES).next_power_of_two().max(kernel::CHUNK);
         let grouped = |value: &dyn Fn(&Vector) -> f32, padding: f32| {
             let mut groups = vec![[padding; LANES]; groups];
             for (i, entry) in entries.iter().enumerate() {
@@ -164,16 +165,20 @@ macro_rules! compiled {
 }
 
 #[cfg(target_arch = "x86_64")]
-compiled! { avx512, super::lanes::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma" }
+compiled! { avx512, super::lanes::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,popcnt" }
 #[cfg(target_arch = "x86_64")]
-compiled! { avx2, super::lanes::Avx2, "avx2,fma" }
+compiled! { avx2, super::lanes::Avx2, "avx2,fma,popcnt" }
 
 /// The kernels this CPU can run, the best last.
 fn available() -> Vec<Kernels> {
     #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
     let mut all = vec![portable::KERNELS];
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+    let detected = is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("popcnt");
+    #[cfg(target_arch = "x86_64")]
+    if detected {
         all.push(avx2::KERNELS);
         if is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
