@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use waste_common::checkpoint::Checkpoint;
+use waste_common::importance::InputSquares;
 use waste_common::config::{Mixer, ModelConfig};
 use waste_common::container::{Container, RowBuffer};
 use waste_common::plan::scratch::{KdaBuffers, LOGIT_ROWS, MlaBuffers, MoeBuffers, Scratch, ScratchOptions};
@@ -260,6 +261,7 @@ impl Engine {
             image_rows: std::collections::VecDeque::new(),
             row: RowBuffer::default(),
             profile: Profile::default(),
+            squares: None,
         })
     }
 
@@ -402,6 +404,7 @@ impl Engine {
             row,
             profile,
             finish_chunks,
+            squares,
             ..
         } = session;
         let finish_chunks = *finish_chunks;
@@ -484,7 +487,12 @@ impl Engine {
                     };
                     let ids = &mut ids[..n * moe.routing.top_k];
                     let tables = tables.as_mut();
-                    let scratch = MoeScratch { router, tables, spare: mixed, ids, visits, profile };
+                    let experts = self.config.moe_of(l).map_or(0, |moe| moe.experts);
+                    let squares = squares.as_mut().map(|layers| {
+                        let new = || InputSquares::new(experts, moe.input, moe.intermediate);
+                        layers.entry(l as u16).or_insert_with(new)
+                    });
+                    let scratch = MoeScratch { router, tables, spare: mixed, ids, visits, profile, squares };
                     moe.forward(&context, normed, delta, stage, &moe_sizes, scratch)?;
                     if let Some(trace) = trace.as_deref_mut() {
                         trace.routes.entry(l).or_default().extend_from_slice(ids);

@@ -1,6 +1,9 @@
 //! One sequence: the state it carries, and the buffers it is computed in.
 
+use std::collections::BTreeMap;
+
 use waste_common::container::RowBuffer;
+use waste_common::importance::InputSquares;
 use zerocopy::IntoBytes;
 
 use crate::error::EngineError;
@@ -89,9 +92,22 @@ pub struct Session {
     /// A stored row of the embedding.
     pub(crate) row: RowBuffer,
     pub(crate) profile: Profile,
+    /// What each layer's experts are given, if that is measured.
+    pub(crate) squares: Option<BTreeMap<u16, InputSquares>>,
 }
 
 impl Session {
+    /// Measures from now on what each routed expert is given: memory beyond the budget, 4 bytes for each input column of
+    /// each expert. Single tokens are computed like prompts then.
+    pub fn measure_inputs(&mut self) {
+        self.squares = Some(BTreeMap::new());
+    }
+
+    /// What was measured, by layer.
+    pub fn take_inputs(&mut self) -> BTreeMap<u16, InputSquares> {
+        self.squares.take().unwrap_or_default()
+    }
+
     /// Tokens in the state.
     pub fn position(&self) -> usize {
         self.position

@@ -23,14 +23,14 @@ pub const NOWHERE: Path = Path { score: 0.0, indices: [0; STAGES_MAX] };
 
 /// The dot products of a path's entry of an earlier stage with all entries of this one.
 #[inline(always)]
-pub fn products<'a>(stage: &'a Stage, path: &Path, earlier: usize, groups: usize) -> &'a [Group] {
+pub fn products_of<'a>(stage: &'a Stage, path: &Path, earlier: usize, groups: usize) -> &'a [Group] {
     &stage.products[earlier][usize::from(path.indices[earlier]) * groups..][..groups]
 }
 
 /// The searches on lanes of a type whose methods have some features.
 macro_rules! kernels {
     ($lanes:ty $(, $features:literal)?) => {
-        use super::kernel::{CHUNK, FLIGHT, NOWHERE, Path, products};
+        use super::kernel::{CHUNK, FLIGHT, NOWHERE, Path, products_of};
         use super::{Codebooks, Group, LANES, STAGES_MAX, Stage, Vector, VEC_DIM, WIDTH_MAX};
 
         type L = $lanes;
@@ -203,7 +203,7 @@ macro_rules! kernels {
             // No closures here: they are not inlined into what has other features.
             let mut terms = [dots.as_chunks::<CHUNK>().0; TERMS];
             for (earlier, term) in terms[1..].iter_mut().enumerate() {
-                *term = products(stage, path, earlier, groups).as_chunks().0;
+                *term = products_of(stage, path, earlier, groups).as_chunks().0;
             }
             let base = L::splat(path.score);
             let scores = scores.as_chunks_mut::<CHUNK>().0;
@@ -222,6 +222,23 @@ macro_rules! kernels {
                 lows = lows.lower(low);
             }
             lows
+        }
+
+        /// Dot products of entries with all of a stage's: `[entry][group]`.
+        #[inline]
+        $(#[target_feature(enable = $features)])?
+        pub(super) fn products(entries: &[Vector], columns: &[[Group; VEC_DIM]]) -> Vec<Group> {
+            let mut products = vec![[0.0; LANES]; entries.len() * columns.len()];
+            for (entry, products) in entries.iter().zip(products.chunks_exact_mut(columns.len())) {
+                for (columns, product) in columns.iter().zip(products) {
+                    let mut sum = L::splat(0.0);
+                    for d in 0..VEC_DIM {
+                        sum = L::splat(-entry[d]).minus_product(L::load(&columns[d]), sum);
+                    }
+                    sum.store(product);
+                }
+            }
+            products
         }
 
         /// The least scores, ascending, and their places, equal ones in the order of places: the first `wanted` of what

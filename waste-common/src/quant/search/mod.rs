@@ -43,6 +43,7 @@ struct Stage {
 struct Kernels {
     greedy: fn(&Codebooks, &[Vector], &mut [u8]),
     beam: fn(&Codebooks, usize, &[Vector], &mut [u8]),
+    products: fn(&[Vector], &[[Group; VEC_DIM]]) -> Vec<Group>,
 }
 
 impl Codebooks {
@@ -58,6 +59,12 @@ impl Codebooks {
             stages.push(stage);
         }
         Codebooks { stages }
+    }
+
+    /// The same codebooks with each dimension multiplied by a factor: distances are weighted by its square.
+    pub fn scaled(&self, by: &Vector) -> Self {
+        let scaled = |entry: &Vector| std::array::from_fn(|d| entry[d] * by[d]);
+        Codebooks::new(self.stages.iter().map(|stage| stage.entries.iter().map(scaled).collect()).collect())
     }
 
     /// Number of codebooks.
@@ -130,10 +137,7 @@ impl Stage {
                 column[i % LANES] = *value;
             }
         }
-        let with = |other: &Stage| {
-            other.entries.iter().flat_map(|c| grouped(&|entry| dot(c, entry), 0.0)).collect::<Vec<Group>>()
-        };
-        let products = earlier.iter().map(with).collect();
+        let products = earlier.iter().map(|other| (best().products)(&other.entries, &columns)).collect();
         Stage { entries, half_norms, columns, products }
     }
 
@@ -145,7 +149,7 @@ impl Stage {
 mod portable {
     super::kernel::kernels! { super::lanes::Portable }
 
-    pub(super) const KERNELS: super::Kernels = super::Kernels { greedy, beam };
+    pub(super) const KERNELS: super::Kernels = super::Kernels { greedy, beam, products };
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -159,6 +163,8 @@ macro_rules! compiled {
                 greedy: |books, vectors, indices| unsafe { greedy(books, vectors, indices) },
                 // SAFETY: as above.
                 beam: |books, width, vectors, indices| unsafe { beam(books, width, vectors, indices) },
+                // SAFETY: as above.
+                products: |entries, columns| unsafe { products(entries, columns) },
             };
         }
     };

@@ -4,6 +4,7 @@ mod lookup;
 mod product;
 
 use waste_common::config::Activation;
+use waste_common::importance::InputSquares;
 use waste_common::plan::scratch::MoeBuffers;
 
 use self::lookup::Lookup;
@@ -68,6 +69,8 @@ pub struct MoeScratch<'a> {
     pub visits: &'a mut Vec<(u32, u32, u32)>,
     /// Told what the time goes to.
     pub profile: &'a mut Profile,
+    /// Told what each expert is given, if that is measured.
+    pub squares: Option<&'a mut InputSquares>,
 }
 
 /// Gate, up, and the activation: [tokens or experts, intermediate], in blocks where several tokens share an expert.
@@ -118,7 +121,7 @@ impl MoeLayer {
             }
             None => x,
         };
-        let MoeScratch { router, tables, spare, ids, visits, profile } = scratch;
+        let MoeScratch { router, tables, spare, ids, visits, profile, squares } = scratch;
         // While the first reads are on their way: what needs no routed expert.
         let profile = &std::cell::RefCell::new(profile);
         let lap = |part| profile.borrow_mut().lap(part);
@@ -130,7 +133,9 @@ impl MoeLayer {
             }
             lap(Part::Trunk);
         };
+        // Look-ups never see an expert's input in one place.
         if tokens == 1
+            && squares.is_none()
             && let (Some(tables), Some(codebooks), ExpertFormat::Vq { geometry, .. }) =
                 (tables, &self.codebooks, context.format)
         {
@@ -148,7 +153,7 @@ impl MoeLayer {
                 Ok(())
             })?;
         } else {
-            let mut product = Product { layer: self, context, gathered, inner: &mut inner, down };
+            let mut product = Product { layer: self, context, gathered, inner: &mut inner, down, squares };
             group_by_expert(ids, top_k, visits);
             let groups: Vec<&[(u32, u32, u32)]> = visits.chunk_by(|a, b| a.0 == b.0).collect();
             let demanded: Vec<ExpertId> =

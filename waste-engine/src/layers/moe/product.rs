@@ -1,6 +1,7 @@
 //! Experts for several tokens: rows are expanded tile by tile, each once for all tokens that visit the expert.
 
 use rayon::prelude::*;
+use waste_common::importance::InputSquares;
 use waste_common::plan::scratch::{BLOCK_ROWS, TILE_ROWS};
 use waste_common::tensors::ExpertKind;
 
@@ -19,6 +20,8 @@ pub(super) struct Product<'a, 'b, 'c> {
     pub inner: &'b mut Inner<'c>,
     /// [blocks, n, 64]
     pub down: &'b mut [f32],
+    /// Told what each expert is given.
+    pub squares: Option<&'b mut InputSquares>,
 }
 
 impl Product<'_, '_, '_> {
@@ -36,6 +39,10 @@ impl Product<'_, '_, '_> {
             row.copy_from_slice(&z[token as usize * input..][..input]);
         }
         self.gathered_tokens(record, visits.len());
+        if let (Some(squares), Some((expert, ..))) = (&mut self.squares, visits.first()) {
+            let inner = &self.inner[2][..visits.len() * self.layer.intermediate];
+            squares.add(*expert as usize, &self.gathered[..visits.len() * input], inner);
+        }
         for (i, &(_, token, rank)) in visits.iter().enumerate() {
             let at = (token as usize * top_k + rank as usize) * input;
             let blocks = self.down.chunks_exact(visits.len() * BLOCK_ROWS);
