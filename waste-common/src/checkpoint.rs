@@ -99,7 +99,8 @@ enum ExpertTensors {
     Packed { packed: String, scale: String, rows: usize, cols: usize },
 }
 
-struct Shard {
+/// An opened safetensors file.
+pub(crate) struct Shard {
     file: PlainFile,
     data_start: u64,
     header: Metadata,
@@ -344,24 +345,18 @@ impl Checkpoint {
                 self.shards[number].get_or_init(|| opened)
             }
         };
-        let info = shard.header.info(name).ok_or_else(|| CheckpointError::Tensor {
+        let info = shard.info(name).ok_or_else(|| CheckpointError::Tensor {
             name: name.to_owned(),
             path: shard.path(),
             problem: "the index places it in this file, which does not hold it".to_owned(),
         })?;
-        let (start, end) = info.data_offsets;
-        let info = TensorInfo {
-            dtype: info.dtype,
-            shape: info.shape.clone(),
-            offset: shard.data_start + start as u64,
-            bytes: (end - start) as u64,
-        };
         Ok((info, shard))
     }
 }
 
 impl Shard {
-    fn open(path: &Path) -> Result<Self, CheckpointError> {
+    /// Opens a safetensors file and checks its header against its size.
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let fail = |problem| CheckpointError::Shard { path: path.to_owned(), problem };
         let file = PlainFile::open(path)?;
         let mut length = [0; 8];
@@ -388,8 +383,36 @@ impl Shard {
         Ok(Shard { file, data_start, header })
     }
 
-    fn path(&self) -> PathBuf {
+    /// The file.
+    pub fn path(&self) -> PathBuf {
         self.file.path().to_owned()
+    }
+
+    /// What it says of itself.
+    pub fn header(&self) -> &Metadata {
+        &self.header
+    }
+
+    /// Type, shape and place of a tensor, if it is here.
+    pub fn info(&self, name: &str) -> Option<TensorInfo> {
+        let info = self.header.info(name)?;
+        let (start, end) = info.data_offsets;
+        Some(TensorInfo {
+            dtype: info.dtype,
+            shape: info.shape.clone(),
+            offset: self.data_start + start as u64,
+            bytes: (end - start) as u64,
+        })
+    }
+
+    /// Bytes of the file.
+    pub fn bytes(&self) -> u64 {
+        self.file.len()
+    }
+
+    /// Reads bytes of the file.
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), CheckpointError> {
+        Ok(self.file.read_exact_at(offset, bytes)?)
     }
 }
 

@@ -12,6 +12,7 @@ pub mod container;
 pub mod error;
 pub mod files;
 mod fma;
+pub mod importance;
 pub mod io;
 pub mod json;
 pub mod machine;

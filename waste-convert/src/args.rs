@@ -45,6 +45,11 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 
+    /// Weigh errors by how much each input column of each expert matters: a file of
+    /// `waste-run perplexity --save-importance`
+    #[arg(long, value_name = "FILE")]
+    pub importance: Option<PathBuf>,
+
     /// Worker processes; each converts one layer at a time, with its share of the threads [default: 3, or one a CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub jobs: Option<u16>,

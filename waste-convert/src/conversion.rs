@@ -509,6 +509,7 @@ mod tests {
             checkpoint,
             container: dir.path().join("not yet"),
             options: Options::default(),
+            importance: None,
             work: Work::All,
             threads: 1,
             jobs: 1,

@@ -33,6 +33,8 @@ pub struct Request {
     pub container: PathBuf,
     /// What decides the container's bytes.
     pub options: Options,
+    /// The file of `options.importance`.
+    pub importance: Option<PathBuf>,
     /// What to do of it.
     pub work: Work,
     /// Threads of all workers together.
@@ -222,10 +224,11 @@ fn open_source(request: &Request, output: &Output, interrupt: &Interrupt) -> Res
             std::thread::sleep(PAUSE);
         }
     }
+    let importance = request.importance.as_deref();
     if comes_and_goes(request) {
-        return Source::open_some(&request.checkpoint);
+        return Source::open_some(&request.checkpoint)?.weigh(importance, request.options.importance);
     }
-    let source = Source::open(&request.checkpoint)?;
+    let source = Source::open(&request.checkpoint)?.weigh(importance, request.options.importance)?;
     for name in source.ignored.iter().take(8) {
         output.warn(format_args!("tensor `{name}` is not carried over: the model has no use for it"));
     }

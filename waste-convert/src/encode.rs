@@ -4,7 +4,7 @@ use rayon::prelude::*;
 use waste_common::quant::QuantError;
 use waste_common::quant::half::{f16_to_f32, f32_to_f16};
 use waste_common::quant::search::{Codebooks, Vector};
-use waste_common::quant::vq::{IndexBits, Layout, Matrix, ROW_BLOCK, pack_six};
+use waste_common::quant::vq::{IndexBits, Layout, Matrix, ROW_BLOCK, VEC_DIM, pack_six};
 
 use crate::fit::Samples;
 use crate::options::Recipe;
@@ -63,20 +63,24 @@ fn divided(weights: &[f32], scale: f32, out: &mut Vec<Vector>) {
     out.extend(weights.as_chunks().0.iter().map(|vector| vector.map(divide)));
 }
 
-/// All vectors of a row that begins at `row`, weighted by what an error of theirs means for the matrix.
+/// All vectors of a row, weighted by what an error of theirs means for the matrix, whose columns may matter more or less.
 ///
 /// # Errors
 /// A weight is not finite, or too large for an f16 scale.
-pub fn sample(row: usize, weights: &[f32]) -> Result<Samples, QuantError> {
+pub fn sample(row: usize, weights: &[f32], importance: Option<&[f32]>) -> Result<Samples, QuantError> {
     let scale = f16_to_f32(row_scale(row, weights)?);
     let mut vectors = Vec::new();
     divided(weights, scale, &mut vectors);
-    let weights = vec![scale * scale; vectors.len()];
+    let mut weights = vec![scale * scale; vectors.len()];
+    for (weight, columns) in weights.iter_mut().zip(importance.unwrap_or_default().as_chunks::<VEC_DIM>().0) {
+        *weight *= columns.iter().sum::<f32>() / VEC_DIM as f32;
+    }
     Ok(Samples { vectors, weights })
 }
 
-/// Encodes `weights`, `[rows, cols]` of the layout, and measures the error of what a reader will decode. Rows are
-/// spread over the threads of the current pool.
+/// Encodes `weights`, `[rows, cols]` of the layout, and measures the error of what a reader will decode. With the
+/// `importance` of each column, it is the weighted error that is made small. Work is spread over the threads of the
+/// current pool.
 ///
 /// # Errors
 /// A weight is not finite, or too large for an f16 scale.
@@ -87,6 +91,7 @@ pub fn encode(
     weights: &[f32],
     layout: &Layout,
     books: &Codebooks,
+    importance: Option<&[f32]>,
     recipe: &Recipe,
 ) -> Result<EncodedMatrix, QuantError> {
     let cols = layout.cols();
@@ -98,12 +103,15 @@ pub fn encode(
         .map(|(row, weights)| row_scale(row, weights))
         .collect::<Result<Vec<u16>, QuantError>>()?;
     let mut indices = vec![0; layout.payload_bytes()];
-    indices
-        .par_chunks_mut(layout.payload_bytes() / layout.blocks())
-        .zip(weights.par_chunks(ROW_BLOCK * cols).zip(scales.par_chunks_mut(ROW_BLOCK)))
-        .for_each(|(indices, (weights, scales))| {
-            encode_rows(weights, scales, layout, books, recipe, indices)
-        });
+    match importance {
+        None => indices
+            .par_chunks_mut(layout.payload_bytes() / layout.blocks())
+            .zip(weights.par_chunks(ROW_BLOCK * cols).zip(scales.par_chunks_mut(ROW_BLOCK)))
+            .for_each(|(indices, (weights, scales))| {
+                encode_rows(weights, scales, layout, books, recipe, indices);
+            }),
+        Some(columns) => encode_columns(weights, &mut scales, layout, books, columns, recipe, &mut indices),
+    }
     let error = measure(weights, layout, books, &indices, &scales)?;
     Ok(EncodedMatrix { indices, scales, error })
 }
@@ -123,37 +131,109 @@ fn encode_rows(
     for (row, (weights, scale)) in weights.chunks_exact(cols).zip(scales).enumerate() {
         for _ in 0..recipe.passes {
             divided(weights, f16_to_f32(*scale), &mut vectors);
-            if recipe.width == 1 {
-                books.greedy(&vectors, &mut fields);
-            } else {
-                books.beam(recipe.width, &vectors, &mut fields);
-            }
-            let fitted = fitted_scale(weights, books, &fields).unwrap_or(*scale);
+            search(books, recipe.width, &vectors, &mut fields);
+            let fitted = fitted_scale(weights, books, fields.chunks_exact(layout.stages()), None);
+            let fitted = fitted.unwrap_or(*scale);
             if std::mem::replace(scale, fitted) == fitted {
                 break;
             }
         }
         for (vector, fields) in fields.chunks_exact(layout.stages()).enumerate() {
-            let out = &mut indices[(vector * ROW_BLOCK + row) * width..][..width];
-            match layout.bits() {
-                IndexBits::Eight => out.copy_from_slice(fields),
-                IndexBits::Six => {
-                    out.copy_from_slice(&pack_six([fields[0], fields[1], fields[2], fields[3]]));
-                }
-            }
+            pack(fields, layout, &mut indices[(vector * ROW_BLOCK + row) * width..][..width]);
         }
     }
 }
 
-/// The f16 scale with the least squared error for given indices; `None` if there is none above 0.
-fn fitted_scale(weights: &[f32], books: &Codebooks, fields: &[u8]) -> Option<u16> {
+/// Encodes a matrix whose columns matter more or less, vector by vector of columns: what is searched is the nearest sum
+/// after both sides were multiplied by the roots of the columns' importance, which all rows share.
+fn encode_columns(
+    weights: &[f32],
+    scales: &mut Vec<u16>,
+    layout: &Layout,
+    books: &Codebooks,
+    importance: &[f32],
+    recipe: &Recipe,
+    indices: &mut [u8],
+) {
+    let (cols, rows, stages) = (layout.cols(), layout.rows(), layout.stages());
+    // [vectors][rows][stages]
+    let mut fields = vec![0; layout.vectors() * rows * stages];
+    for _ in 0..recipe.passes {
+        let columns = importance.par_chunks_exact(VEC_DIM).zip(fields.par_chunks_exact_mut(rows * stages));
+        columns.enumerate().for_each(|(vector, (importance, fields))| {
+            let mut roots = [0.0; VEC_DIM];
+            roots.iter_mut().zip(importance).for_each(|(root, importance)| *root = importance.sqrt());
+            let vectors: Vec<Vector> = weights
+                .chunks_exact(cols)
+                .zip(&*scales)
+                .map(|(row, scale)| {
+                    let scale = f16_to_f32(*scale);
+                    let weights = &row[vector * VEC_DIM..];
+                    std::array::from_fn(|d| if scale == 0.0 { 0.0 } else { weights[d] / scale * roots[d] })
+                })
+                .collect();
+            search(&books.scaled(&roots), recipe.width, &vectors, fields);
+        });
+        let fitted =
+            weights.par_chunks_exact(cols).zip(&*scales).enumerate().map(|(row, (weights, scale))| {
+                let fields = fields.chunks_exact(stages).skip(row).step_by(rows);
+                fitted_scale(weights, books, fields, Some(importance)).unwrap_or(*scale)
+            });
+        let fitted: Vec<u16> = fitted.collect();
+        if std::mem::replace(scales, fitted) == *scales {
+            break;
+        }
+    }
+    let width = layout.vector_bytes();
+    for (place, fields) in fields.chunks_exact(stages).enumerate() {
+        let (vector, row) = (place / rows, place % rows);
+        let block = row / ROW_BLOCK * layout.vectors();
+        let at = ((block + vector) * ROW_BLOCK + row % ROW_BLOCK) * width;
+        pack(fields, layout, &mut indices[at..][..width]);
+    }
+}
+
+fn search(books: &Codebooks, width: usize, vectors: &[Vector], fields: &mut [u8]) {
+    if width == 1 {
+        books.greedy(vectors, fields);
+    } else {
+        books.beam(width, vectors, fields);
+    }
+}
+
+/// The indices of a vector, as they are stored.
+fn pack(fields: &[u8], layout: &Layout, out: &mut [u8]) {
+    match layout.bits() {
+        IndexBits::Eight => out.copy_from_slice(fields),
+        IndexBits::Six => out.copy_from_slice(&pack_six([fields[0], fields[1], fields[2], fields[3]])),
+    }
+}
+
+/// The f16 scale with the least squared error for given indices, of a row's vectors one after the other; `None` if there
+/// is none above 0.
+fn fitted_scale<'a>(
+    weights: &[f32],
+    books: &Codebooks,
+    fields: impl Iterator<Item = &'a [u8]>,
+    importance: Option<&[f32]>,
+) -> Option<u16> {
     let (mut product, mut square) = (0.0f64, 0.0f64);
-    for (vector, fields) in weights.as_chunks::<8>().0.iter().zip(fields.chunks_exact(books.stages())) {
+    for (i, (vector, fields)) in weights.as_chunks::<VEC_DIM>().0.iter().zip(fields).enumerate() {
         let sum = books.sum(fields);
         let (mut p, mut s) = (0.0f32, 0.0f32);
-        for (weight, sum) in vector.iter().zip(&sum) {
-            p += weight * sum;
-            s += sum * sum;
+        match importance {
+            None => {
+                for (weight, sum) in vector.iter().zip(&sum) {
+                    p += weight * sum;
+                    s += sum * sum;
+                }
+            }
+            Some(importance) => {
+                for ((weight, sum), importance) in vector.iter().zip(&sum).zip(&importance[i * VEC_DIM..]) {
+                    p += importance * weight * sum;
+                    s += importance * sum * sum;
+                }
+            }
         }
         product += f64::from(p);
         square += f64::from(s);

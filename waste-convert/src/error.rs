@@ -9,6 +9,7 @@ use waste_common::config::ConfigError;
 use waste_common::container::ContainerError;
 use waste_common::error::{Coded, Exit};
 use waste_common::files::FileError;
+use waste_common::importance::ImportanceError;
 use waste_common::json::JsonError;
 use waste_common::quant::QuantError;
 use waste_common::staging::StagingError;
@@ -29,6 +30,10 @@ pub enum ConvertError {
     Json(#[from] JsonError),
     #[error(transparent)]
     Staging(#[from] StagingError),
+    #[error(transparent)]
+    Importance(#[from] ImportanceError),
+    #[error("{} has changed since the conversion was begun", file.display())]
+    Changed { file: PathBuf },
     #[error("{} lacks {} shard(s) that are still needed: {}; fetch them (waste-download), or go on with --follow",
         dir.display(), missing.len(), list(missing))]
     Shards { dir: PathBuf, missing: Vec<String> },
@@ -127,6 +132,7 @@ impl Coded for ConvertError {
             ConvertError::File(error) => error.exit(),
             ConvertError::Json(error) => error.exit(),
             ConvertError::Staging(error) => error.exit(),
+            ConvertError::Importance(error) => error.exit(),
             ConvertError::Reclaim { .. } => Exit::Usage,
             ConvertError::NoSpace { .. } => Exit::Space,
             ConvertError::Threads { .. } => Exit::Space,
@@ -149,6 +155,8 @@ impl Coded for ConvertError {
             ConvertError::File(error) => error.code(),
             ConvertError::Json(error) => error.code(),
             ConvertError::Staging(error) => error.code(),
+            ConvertError::Importance(error) => error.code(),
+            ConvertError::Changed { .. } => "changed_file",
             ConvertError::Shards { .. } => "missing_shards",
             ConvertError::ReadBack { .. } => "read_back",
             ConvertError::Reclaim { .. } => "unsafe_reclaim",

@@ -16,6 +16,7 @@ use waste_common::tensors;
 use crate::encode::{self, EncodedMatrix, SquaredError};
 use crate::error::ConvertError;
 use crate::fit::Samples;
+use crate::importance::Weights;
 use crate::options::{Options, Recipe};
 use crate::random::SplitMix64;
 use crate::source::Source;
@@ -78,9 +79,10 @@ pub fn convert_layer(
     dir: &Path,
     tick: Tick,
 ) -> Result<Errors, ConvertError> {
+    let weights = weights(source, job)?;
     let mut books = Vec::new();
     for kind in Kind::ALL {
-        books.push(fit(source, job, options, kind, tick)?);
+        books.push(fit(source, job, options, kind, weights.as_ref(), tick)?);
     }
     let bits: Vec<Vec<u16>> = books.iter().flat_map(bits).collect();
     write_codebook_part(dir, job.layer, job.codebook_base, &job.quant, &bits)?;
@@ -101,7 +103,7 @@ pub fn convert_layer(
             tick(ready.len() as u64)
         };
         let encode = || {
-            let one = |expert: &usize| encode_expert(source, job, *expert, &books, &recipe);
+            let one = |expert: &usize| encode_expert(source, job, *expert, &books, weights.as_ref(), &recipe);
             ids.par_iter().map(one).collect::<Result<Vec<_>, ConvertError>>()
         };
         let (written, encoded) = rayon::join(write, encode);
@@ -134,15 +136,22 @@ pub fn probe(source: &Source, job: &LayerJob, options: &Options, tick: Tick) -> 
     let layout = job.geometry.layout(Kind::Gate);
     let whole = options.cb_sample.min(job.experts * layout.rows() * layout.vectors());
     let few = Options { cb_sample: whole.div_ceil(PART), ..*options };
+    let weights = weights(source, job)?;
     let mut books = Vec::new();
     for kind in Kind::ALL {
-        books.push(fit(source, job, &few, kind, tick)?);
+        books.push(fit(source, job, &few, kind, weights.as_ref(), tick)?);
     }
     let fit_seconds = start.elapsed().as_secs_f64() * PART as f64;
     let start = Instant::now();
-    let (_, errors) = encode_expert(source, job, 0, &books, &options.effort.recipe())?;
+    let (_, errors) = encode_expert(source, job, 0, &books, weights.as_ref(), &options.effort.recipe())?;
     let [gate, up, down] = errors.map(|error| error.relative());
     Ok(Probe { fit_seconds, expert_seconds: start.elapsed().as_secs_f64(), error: Errors { gate, up, down } })
+}
+
+/// How much the layer's input columns matter, if that is known.
+fn weights(source: &Source, job: &LayerJob) -> Result<Option<Weights>, ConvertError> {
+    let Some(importance) = &source.importance else { return Ok(None) };
+    Ok(Some(Weights::new(importance.layer(&source.config, job.layer.into())?)))
 }
 
 /// The f16 bits of each codebook.
@@ -157,6 +166,7 @@ fn fit(
     job: &LayerJob,
     options: &Options,
     kind: Kind,
+    weights: Option<&Weights>,
     tick: Tick,
 ) -> Result<Codebooks, ConvertError> {
     let layout = job.geometry.layout(kind);
@@ -168,8 +178,10 @@ fn fit(
     for picked in picked.chunks(1024) {
         let read = |row: &usize| {
             let (expert, row) = (row / layout.rows(), row % layout.rows());
+            let columns = weights.map(|weights| weights.columns(expert, kind));
             let weights = source.expert_row(job.layer.into(), expert, kind, row)?;
-            encode::sample(row, &weights).map_err(|error| weights_error(source, job, expert, kind, error))
+            encode::sample(row, &weights, columns.as_deref())
+                .map_err(|error| weights_error(source, job, expert, kind, error))
         };
         let read = picked.par_iter().map(read).collect::<Result<Vec<_>, ConvertError>>()?;
         read.into_iter().for_each(|more| samples.append(more));
@@ -186,11 +198,13 @@ fn encode_expert(
     job: &LayerJob,
     expert: usize,
     books: &[Codebooks],
+    weights: Option<&Weights>,
     recipe: &Recipe,
 ) -> Result<(Vec<u8>, [SquaredError; 3]), ConvertError> {
     let one = |kind: Kind| -> Result<EncodedMatrix, ConvertError> {
+        let columns = weights.map(|weights| weights.columns(expert, kind));
         let weights = source.expert(job.layer.into(), expert, kind)?;
-        encode::encode(&weights, job.geometry.layout(kind), &books[kind as usize], recipe)
+        encode::encode(&weights, job.geometry.layout(kind), &books[kind as usize], columns.as_deref(), recipe)
             .map_err(|error| weights_error(source, job, expert, kind, error))
     };
     // One after the other, so that one matrix is held at a time; rows within it are spread over the threads.

@@ -10,6 +10,7 @@ mod crew;
 pub mod encode;
 mod error;
 pub mod fit;
+pub mod importance;
 pub mod layer;
 mod linear;
 mod options;
@@ -30,10 +31,13 @@ pub use error::ConvertError;
 pub use options::{CB_SAMPLE, Effort, Options, RECIPE, Recipe};
 pub use supply::Reclaim;
 
+use std::path::PathBuf;
+
 use args::{Args, EffortArg, Format, ReclaimArg};
 use waste_common::cli::chain::Kind;
 use waste_common::cli::{Exit, Failure, Interrupt, Output, Tool, resolve_model};
 use waste_common::container::ExpertFmt;
+use waste_common::importance::Importance;
 
 /// What the tool says about itself.
 pub const TOOL: Tool = Tool {
@@ -44,6 +48,7 @@ pub const TOOL: Tool = Tool {
                waste-convert k3 k3.waste --trunk-bits 8        a more exact trunk\n  \
                waste-convert k3 k3.waste --format vq4p         experts whose tables fit vector registers\n  \
                waste-convert k3 k3.waste --effort max          better weights, at some times the time\n  \
+               waste-convert k3 k3.waste --importance k3.imp   errors weigh as waste-run perplexity saw them\n  \
                waste-convert k3 k3.waste --layers 1-30         a part, on one of several machines\n  \
                waste-convert k3 k3.waste --finish              the rest, when all layers are there\n  \
                waste-convert k3 k3.waste --dry-run             bytes and hours, before\n  \
@@ -101,6 +106,7 @@ fn request(args: &Args) -> Result<Request, Failure> {
         (None, true, _) => Work::Layers(None),
         (None, false, _) => Work::All,
     };
+    let sha256 = |file: &PathBuf| Importance::open(file)?.sha256();
     Ok(Request {
         checkpoint,
         container: args.container.clone(),
@@ -119,7 +125,9 @@ fn request(args: &Args) -> Result<Request, Failure> {
             trunk_min_elements: args.trunk_min_elements,
             cb_sample: args.cb_sample as usize,
             seed: args.seed,
+            importance: args.importance.as_ref().map(sha256).transpose()?,
         },
+        importance: args.importance.clone(),
         work,
         follow: args.follow,
         reclaim: match args.reclaim {

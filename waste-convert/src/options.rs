@@ -71,6 +71,9 @@ pub struct Options {
     pub cb_sample: usize,
     /// Seed of the choice of samples and of the codebooks' first entries.
     pub seed: u64,
+    /// SHA-256 of the file that says how much each input column matters.
+    #[serde(default)]
+    pub importance: Option<[u8; 32]>,
 }
 
 impl Default for Options {
@@ -82,6 +85,7 @@ impl Default for Options {
             trunk_min_elements: TRUNK_MIN_ELEMENTS,
             cb_sample: CB_SAMPLE,
             seed: 0,
+            importance: None,
         }
     }
 }
@@ -115,9 +119,15 @@ impl Options {
             "seed": self.seed,
             "checkpoint_sha256": checkpoint,
         });
-        match value {
+        let mut map = match value {
             Value::Object(map) => map,
             _ => Map::new(),
+        };
+        // Absent without it, so that conversions begun before it came go on.
+        if let Some(sha256) = &self.importance {
+            let hex: String = sha256.iter().map(|byte| format!("{byte:02x}")).collect();
+            map.insert("importance_sha256".to_owned(), hex.into());
         }
+        map
     }
 }

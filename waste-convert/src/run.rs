@@ -52,6 +52,7 @@ pub(crate) fn layers(
         checkpoint: request.checkpoint.clone(),
         container: request.container.clone(),
         options: request.options,
+        importance: request.importance.clone(),
         threads: (request.threads / workers).max(1),
         some: supply.is_some(),
     };

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use waste_common::checkpoint::{Checkpoint, CheckpointError};
 use waste_common::config::ModelConfig;
 use waste_common::container::integrity::sha256_hex;
+use waste_common::importance::Importance;
 use waste_common::json::{INDEX_BYTES_MAX, MANIFEST_BYTES_MAX, read_bounded};
 use waste_common::staging::State;
 use waste_common::tensors::{self, ExpertKind};
@@ -26,6 +27,8 @@ pub struct Source {
     pub trunk: Vec<String>,
     /// Tensors that are not carried over, as a reader may want to know.
     pub ignored: Vec<String>,
+    /// How much the experts' input columns matter, if that is known.
+    pub importance: Option<Importance>,
 }
 
 impl Source {
@@ -42,7 +45,7 @@ impl Source {
         let (trunk, ignored) = trunk_names(&checkpoint, &config)?;
         let fingerprint = fingerprint(&checkpoint)?;
         let downloaded = downloaded(&checkpoint)?;
-        Ok(Source { checkpoint, config, fingerprint, downloaded, trunk, ignored })
+        Ok(Source { checkpoint, config, fingerprint, downloaded, trunk, ignored, importance: None })
     }
 
     /// Opens a checkpoint whose shards come and go: only the names of its tensors are checked. Types and shapes are when
@@ -61,7 +64,30 @@ impl Source {
         }
         let fingerprint = fingerprint(&checkpoint)?;
         let downloaded = downloaded(&checkpoint)?;
-        Ok(Source { checkpoint, config, fingerprint, downloaded, trunk: Vec::new(), ignored: Vec::new() })
+        Ok(Source {
+            checkpoint,
+            config,
+            fingerprint,
+            downloaded,
+            trunk: Vec::new(),
+            ignored: Vec::new(),
+            importance: None,
+        })
+    }
+
+    /// Takes the importance of the experts' input columns from a file, which must be the one that was meant.
+    ///
+    /// # Errors
+    /// It is another one, or of another model.
+    pub fn weigh(mut self, file: Option<&Path>, sha256: Option<[u8; 32]>) -> Result<Self, ConvertError> {
+        let Some(file) = file else { return Ok(self) };
+        let importance = Importance::open(file)?;
+        importance.check(&self.config)?;
+        if Some(importance.sha256()?) != sha256 {
+            return Err(ConvertError::Changed { file: file.to_owned() });
+        }
+        self.importance = Some(importance);
+        Ok(self)
     }
 
     /// Checks types and shapes of a layer's experts.

@@ -37,6 +37,7 @@ pub struct Begin {
     pub checkpoint: PathBuf,
     pub container: PathBuf,
     pub options: Options,
+    pub importance: Option<PathBuf>,
     pub threads: usize,
     /// Shards of the checkpoint come and go: those of other layers may not be there.
     pub some: bool,
@@ -155,7 +156,8 @@ fn convert(
         Some(opened) => opened,
         None => {
             let open = if begin.some { Source::open_some } else { Source::open };
-            let source = open(&begin.checkpoint)?;
+            let source =
+                open(&begin.checkpoint)?.weigh(begin.importance.as_deref(), begin.options.importance)?;
             let jobs = jobs(&source, &begin.options.quant())?;
             let pool = rayon::ThreadPoolBuilder::new().num_threads(begin.threads).build();
             let pool = pool.map_err(|source| ConvertError::Threads { threads: begin.threads, source })?;

@@ -115,6 +115,7 @@ fn request(container: PathBuf) -> Request {
         reserve: 0,
         program: None,
         force: false,
+        importance: None,
     }
 }
 

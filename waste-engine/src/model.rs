@@ -8,6 +8,7 @@ use arrayvec::ArrayVec;
 use waste_common::checkpoint::Checkpoint;
 use waste_common::config::{Mixer, ModelConfig};
 use waste_common::container::{Container, RowBuffer};
+use waste_common::importance::InputSquares;
 use waste_common::plan::scratch::{KdaBuffers, LOGIT_ROWS, MlaBuffers, MoeBuffers, Scratch, ScratchOptions};
 use waste_common::tensors;
 
@@ -260,6 +261,7 @@ impl Engine {
             experts: Vec::with_capacity(options.parallel * top_k),
             row: RowBuffer::default(),
             profile: Profile::default(),
+            squares: None,
         };
         Ok(Session { sequence: self.sequence(), work })
     }
@@ -448,8 +450,20 @@ impl Engine {
         let alone = sequences.len() == 1;
         let compute = if alone { &self.compute } else { &self.together };
         let capacity = work.stream.len() / 4;
-        let Workspace { stream, blocks, stage, router, tables, ids, visits, experts, row, profile, .. } =
-            work;
+        let Workspace {
+            stream,
+            blocks,
+            stage,
+            router,
+            tables,
+            ids,
+            visits,
+            experts,
+            row,
+            profile,
+            squares,
+            ..
+        } = work;
         let finish_chunks = work.finish_chunks;
         profile.start();
         let [prefix, mixed, normed, delta] = quarters(stream, capacity, n * hidden);
@@ -542,7 +556,13 @@ impl Engine {
                     let ids = &mut ids[..n * moe.routing.top_k];
                     let tables = tables.as_mut();
                     let work = &mut *experts;
-                    let scratch = MoeScratch { router, tables, spare: mixed, ids, visits, work, profile };
+                    let experts = self.config.moe_of(l).map_or(0, |moe| moe.experts);
+                    let squares = squares.as_mut().map(|layers| {
+                        let new = || InputSquares::new(experts, moe.input, moe.intermediate);
+                        layers.entry(l as u16).or_insert_with(new)
+                    });
+                    let scratch =
+                        MoeScratch { router, tables, spare: mixed, ids, visits, work, profile, squares };
                     moe.forward(&context, normed, delta, stage, &moe_sizes, scratch)?;
                     if let Some(trace) = trace.as_deref_mut() {
                         trace.routes.entry(l).or_default().extend_from_slice(ids);

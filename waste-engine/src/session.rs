@@ -1,8 +1,10 @@
 //! Sequences: the state each carries, and the buffers they are computed in.
 
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
 use waste_common::container::RowBuffer;
+use waste_common::importance::InputSquares;
 use zerocopy::IntoBytes;
 
 use crate::error::EngineError;
@@ -104,6 +106,8 @@ pub(crate) struct Workspace {
     /// A stored row of the embedding.
     pub row: RowBuffer,
     pub profile: Profile,
+    /// What each layer's experts are given, if that is measured.
+    pub squares: Option<BTreeMap<u16, InputSquares>>,
 }
 
 impl Session {
@@ -115,6 +119,17 @@ impl Session {
     /// An interrupt from now on waits for the end of a prompt's chunk, so that the state stays usable.
     pub fn finish_chunks(&mut self) {
         self.work.finish_chunks = true;
+    }
+
+    /// Measures from now on what each routed expert is given: memory beyond the budget, 4 bytes for each input column of
+    /// each expert. Single tokens are computed like prompts then.
+    pub fn measure_inputs(&mut self) {
+        self.work.squares = Some(BTreeMap::new());
+    }
+
+    /// What was measured, by layer.
+    pub fn take_inputs(&mut self) -> BTreeMap<u16, InputSquares> {
+        self.work.squares.take().unwrap_or_default()
     }
 
     /// Puts a sequence of the same engine in the place of this session's.

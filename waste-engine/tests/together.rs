@@ -69,7 +69,7 @@ fn alone(engine: &Engine, i: usize) -> Logits {
 fn together(engine: &Engine) -> Vec<Logits> {
     let mut session = engine.session().unwrap();
     let mut sequences: Vec<Sequence> = (0..SEQUENCES).map(|_| engine.sequence()).collect();
-    let mut tokens = vec![0; SEQUENCES];
+    let mut tokens = [0; SEQUENCES];
     let mut found: Vec<Logits> = vec![Vec::new(); SEQUENCES];
     for step in 0..SEQUENCES + STEPS {
         if let Some(sequence) = sequences.get_mut(step) {

@@ -321,6 +321,10 @@ pub struct PerplexityArgs {
     /// computed in exact arithmetic with an f32 KV cache
     #[arg(long, value_name = "MODEL")]
     pub against: Option<PathBuf>,
+    /// Write what each routed expert was given, for waste-convert --importance: the mean square of each input column.
+    /// Takes memory beyond the budget, 4 bytes for each column of each expert (2.2 GiB for K3)
+    #[arg(long, value_name = "FILE")]
+    pub save_importance: Option<PathBuf>,
     /// Opening the model
     #[command(flatten)]
     pub open: ModelArgs,

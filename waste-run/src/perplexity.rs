@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 use waste_common::cli::{Exit, Failure, Output, Progress, Unit, resolve_model};
+use waste_common::files::AtomicFile;
+use waste_common::importance;
 use waste_common::machine::{Paging, peak_rss_bytes};
 use waste_engine::tokenizer::Tokenizer;
 use waste_engine::{EngineError, Wanted};
@@ -51,6 +53,13 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
         )));
     }
     let vocab = found.config().vocab;
+    if let Some(path) = &args.save_importance {
+        if found.config().moe.is_none() {
+            return Err(Failure::usage("--save-importance: this model has no routed experts"));
+        }
+        // Dropped again: a place that cannot be written is refused before the run, not after it.
+        drop(AtomicFile::create(path)?);
+    }
     let opened = found.plan(&[], output)?.load(output)?;
     let mut against = match &args.against {
         Some(path) => Some(Against::open(path, &args.open, vocab, output)?),
@@ -58,6 +67,9 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
     };
     let engine = &opened.engine;
     let mut session = engine.session()?;
+    if args.save_importance.is_some() {
+        session.measure_inputs();
+    }
     let progress = Progress::new(output, "measuring", ids.len() as u64, Unit::Count);
     let start = std::time::Instant::now();
     let (mut loss, mut tokens, mut runs) = (0.0, 0, 0);
@@ -97,6 +109,10 @@ pub fn run(args: PerplexityArgs, output: &Output) -> Result<Exit, Failure> {
             "text_too_short",
             "the text holds no token to predict; --bos makes the first one count",
         ));
+    }
+    if let Some(path) = &args.save_importance {
+        importance::write(path, &session.take_inputs())?;
+        output.note(format_args!("what the experts were given is in {}", path.display()));
     }
     let nll = loss / tokens as f64;
     let report = Report {

@@ -8,6 +8,9 @@ use crate::quant::vq::STAGES_MAX;
 /// Groups of sixteen vectors in flight: while one's products are on their way, the other's begin.
 pub const FLIGHT: usize = 2;
 
+/// Groups of sixteen scores whose lanewise minimum is kept, so that most are passed over without a look.
+pub const CHUNK: usize = 4;
+
 /// A candidate: some indices, and half the squared distance from their sum to the vector, less half the vector's
 /// squared norm.
 #[derive(Clone, Copy)]
@@ -20,15 +23,15 @@ pub const NOWHERE: Path = Path { score: 0.0, indices: [0; STAGES_MAX] };
 
 /// The dot products of a path's entry of an earlier stage with all entries of this one.
 #[inline(always)]
-pub fn products<'a>(stage: &'a Stage, path: &Path, earlier: usize, groups: usize) -> &'a [Group] {
+pub fn products_of<'a>(stage: &'a Stage, path: &Path, earlier: usize, groups: usize) -> &'a [Group] {
     &stage.products[earlier][usize::from(path.indices[earlier]) * groups..][..groups]
 }
 
 /// The searches on lanes of a type whose methods have some features.
 macro_rules! kernels {
     ($lanes:ty $(, $features:literal)?) => {
-        use super::kernel::{FLIGHT, NOWHERE, Path, products};
-        use super::{Codebooks, Group, LANES, Stage, Vector, VEC_DIM, WIDTH_MAX};
+        use super::kernel::{CHUNK, FLIGHT, NOWHERE, Path, products_of};
+        use super::{Codebooks, Group, LANES, STAGES_MAX, Stage, Vector, VEC_DIM, WIDTH_MAX};
 
         type L = $lanes;
 
@@ -103,33 +106,45 @@ macro_rules! kernels {
             let most = books.stages.iter().map(Stage::groups).max().unwrap_or(0);
             let mut dots = vec![[0.0; LANES]; most];
             let mut scores = vec![[0.0; LANES]; most * width];
+            let mut minima = vec![[0.0; LANES]; most * width / CHUNK];
+            let (mut paths, mut next) = (&mut [NOWHERE; WIDTH_MAX], &mut [NOWHERE; WIDTH_MAX]);
             for (x, indices) in vectors.iter().zip(indices.chunks_exact_mut(books.stages.len())) {
-                let mut paths = [NOWHERE; WIDTH_MAX];
+                *paths = [NOWHERE; WIDTH_MAX];
                 let mut live = 1;
                 for (number, stage) in books.stages.iter().enumerate() {
                     let groups = stage.groups();
-                    let lows = continued(stage, x, &paths[..live], number, &mut dots[..groups], &mut scores);
+                    let lows = continued(
+                        stage,
+                        x,
+                        &paths[..live],
+                        number,
+                        &mut dots[..groups],
+                        &mut scores,
+                        &mut minima,
+                    );
                     let wanted = if number + 1 == books.stages.len() { 1 } else { width };
-                    let best = lowest(&scores[..live * groups], lows, wanted);
-                    let mut next = [NOWHERE; WIDTH_MAX];
+                    let best = lowest(&scores[..live * groups], &minima[..live * groups / CHUNK], lows, wanted);
                     let mut found = 0;
+                    // A power of two, see `Stage::groups`.
+                    let shift = (groups * LANES).trailing_zeros();
                     for (next, (score, place)) in next.iter_mut().zip(best[0].iter().zip(&best[1])).take(wanted) {
                         // Padding is infinitely far away.
                         if *score < f32::INFINITY {
-                            let place = *place as usize;
-                            let (path, entry) = (place / (groups * LANES), place % (groups * LANES));
-                            *next = Path { score: *score, ..paths[path] };
-                            next.indices[number] = entry as u8;
+                            let place = place.to_bits();
+                            *next = Path { score: *score, ..paths[(place >> shift) as usize % WIDTH_MAX] };
+                            next.indices[number] = (place & ((1 << shift) - 1)) as u8;
                             found += 1;
                         }
                     }
-                    (paths, live) = (next, found);
+                    std::mem::swap(&mut paths, &mut next);
+                    live = found;
                 }
                 indices.copy_from_slice(&paths[0].indices[..indices.len()]);
             }
         }
 
-        /// Scores of all continuations of `paths`, `[path][group]`, and the least of each lane.
+        /// Scores of all continuations of `paths`, `[path][group]`; the least of each lane, in chunks of [`CHUNK`]
+        /// groups (`minima`) and of all.
         #[inline]
         $(#[target_feature(enable = $features)])?
         fn continued(
@@ -139,6 +154,7 @@ macro_rules! kernels {
             number: usize,
             dots: &mut [Group],
             scores: &mut [Group],
+            minima: &mut [Group],
         ) -> L {
             let groups = dots.len();
             let (half_norms, columns) = (&stage.half_norms[..groups], &stage.columns[..groups]);
@@ -153,86 +169,120 @@ macro_rules! kernels {
                 }
                 sum.store(&mut dots[group]);
             }
+            let dots = &*dots;
             let mut lows = L::splat(f32::INFINITY);
-            for (path, scores) in paths.iter().zip(scores.chunks_exact_mut(groups)) {
-                let base = L::splat(path.score);
-                // Two stages are written out, so that their sums stay in registers.
-                match number {
-                    0 => {
-                        for group in 0..groups {
-                            let score = base.plus(L::load(&dots[group]));
-                            lows = lows.lower(score);
-                            score.store(&mut scores[group]);
-                        }
-                    }
-                    1 => {
-                        let a = products(stage, path, 0, groups);
-                        for group in 0..groups {
-                            let score = base.plus(L::load(&dots[group]).plus(L::load(&a[group])));
-                            lows = lows.lower(score);
-                            score.store(&mut scores[group]);
-                        }
-                    }
-                    2 => {
-                        let (a, b) = (products(stage, path, 0, groups), products(stage, path, 1, groups));
-                        for group in 0..groups {
-                            let sum = L::load(&dots[group]).plus(L::load(&a[group])).plus(L::load(&b[group]));
-                            let score = base.plus(sum);
-                            lows = lows.lower(score);
-                            score.store(&mut scores[group]);
-                        }
-                    }
-                    _ => {
-                        scores.copy_from_slice(dots);
-                        for earlier in 0..number {
-                            let a = products(stage, path, earlier, groups);
-                            for group in 0..groups {
-                                L::load(&scores[group]).plus(L::load(&a[group])).store(&mut scores[group]);
-                            }
-                        }
-                        for group in 0..groups {
-                            let score = base.plus(L::load(&scores[group]));
-                            lows = lows.lower(score);
-                            score.store(&mut scores[group]);
-                        }
-                    }
-                }
+            let outputs = scores.chunks_exact_mut(groups).zip(minima.chunks_exact_mut(groups / CHUNK));
+            for (path, (scores, minima)) in paths.iter().zip(outputs) {
+                // As many sums as stages are written out, so that they stay in registers.
+                lows = match number {
+                    0 => scored::<1>(stage, path, dots, scores, minima, lows),
+                    1 => scored::<2>(stage, path, dots, scores, minima, lows),
+                    2 => scored::<3>(stage, path, dots, scores, minima, lows),
+                    3 => scored::<4>(stage, path, dots, scores, minima, lows),
+                    4 => scored::<5>(stage, path, dots, scores, minima, lows),
+                    5 => scored::<6>(stage, path, dots, scores, minima, lows),
+                    6 => scored::<7>(stage, path, dots, scores, minima, lows),
+                    _ => scored::<STAGES_MAX>(stage, path, dots, scores, minima, lows),
+                };
             }
             lows
         }
 
-        /// The least scores, ascending, and their places, equal ones in the order of places: the first `wanted` of what
-        /// is returned. `lows` holds the least score of each lane.
+        /// The same of one path, for the stage with `TERMS - 1` before it.
         #[inline]
         $(#[target_feature(enable = $features)])?
-        fn lowest(scores: &[Group], lows: L, wanted: usize) -> [Group; 2] {
-            // The wanted-th least of the lanes' minima bounds the wanted-th least score from above.
-            let mut minima = [0.0; LANES];
-            lows.store(&mut minima);
-            let mut bound = f32::INFINITY;
-            for low in minima {
-                if lows.not_above(L::splat(low)).count_ones() as usize >= wanted && low < bound {
-                    bound = low;
+        fn scored<const TERMS: usize>(
+            stage: &Stage,
+            path: &Path,
+            dots: &[Group],
+            scores: &mut [Group],
+            minima: &mut [Group],
+            mut lows: L,
+        ) -> L {
+            let groups = dots.len();
+            // No closures here: they are not inlined into what has other features.
+            let mut terms = [dots.as_chunks::<CHUNK>().0; TERMS];
+            for (earlier, term) in terms[1..].iter_mut().enumerate() {
+                *term = products_of(stage, path, earlier, groups).as_chunks().0;
+            }
+            let base = L::splat(path.score);
+            let scores = scores.as_chunks_mut::<CHUNK>().0;
+            for (chunk, (scores, minimum)) in scores.iter_mut().zip(minima).enumerate() {
+                let mut low = L::splat(f32::INFINITY);
+                for i in 0..CHUNK {
+                    let mut sum = L::load(&terms[0][chunk][i]);
+                    for term in &terms[1..] {
+                        sum = sum.plus(L::load(&term[chunk][i]));
+                    }
+                    let score = base.plus(sum);
+                    low = low.lower(score);
+                    score.store(&mut scores[i]);
+                }
+                low.store(minimum);
+                lows = lows.lower(low);
+            }
+            lows
+        }
+
+        /// Dot products of entries with all of a stage's: `[entry][group]`.
+        #[inline]
+        $(#[target_feature(enable = $features)])?
+        pub(super) fn products(entries: &[Vector], columns: &[[Group; VEC_DIM]]) -> Vec<Group> {
+            let mut products = vec![[0.0; LANES]; entries.len() * columns.len()];
+            for (entry, products) in entries.iter().zip(products.chunks_exact_mut(columns.len())) {
+                for (columns, product) in columns.iter().zip(products) {
+                    let mut sum = L::splat(0.0);
+                    for d in 0..VEC_DIM {
+                        sum = L::splat(-entry[d]).minus_product(L::load(&columns[d]), sum);
+                    }
+                    sum.store(product);
                 }
             }
-            let bound = L::splat(bound);
-            // Places are below 16 · 256, exact as f32.
-            let (mut best, mut places) = (L::splat(f32::INFINITY), L::splat(0.0));
-            // Few groups hold one of the best: most are passed over four at a time.
-            for (number, groups) in scores.chunks(4).enumerate() {
-                if let [a, b, c, d] = groups {
-                    let low = L::load(a).lower(L::load(b)).lower(L::load(c).lower(L::load(d)));
-                    if low.not_above(bound) == 0 {
-                        continue;
-                    }
+            products
+        }
+
+        /// The least scores, ascending, and their places, equal ones in the order of places: the first `wanted` of what
+        /// is returned. `minima` holds the least score of each lane of each chunk, `lows` of all of them.
+        #[inline]
+        $(#[target_feature(enable = $features)])?
+        fn lowest(scores: &[Group], minima: &[Group], lows: L, wanted: usize) -> [Group; 2] {
+            // The wanted-th least of the lanes' minima bounds the wanted-th least score from above.
+            let mut least = [0.0; LANES];
+            lows.store(&mut least);
+            if wanted > 1 {
+                for low in &mut least {
+                    let enough = lows.not_above(L::splat(*low)).count_ones() as usize >= wanted;
+                    *low = if enough { *low } else { f32::INFINITY };
                 }
-                for (group, at) in groups.iter().zip((4 * LANES * number..).step_by(LANES)) {
-                    let mut lanes = L::load(group).not_above(bound);
+            }
+            let bound = L::splat(L::load(&least).least());
+            // Places go along as the bits of an f32, which are only moved.
+            let (mut best, mut places) = (L::splat(f32::INFINITY), L::splat(0.0));
+            // Few chunks hold one of the best. Which ones is found without a branch for each.
+            'search: for (round, minima) in minima.chunks(u64::BITS as usize).enumerate() {
+                let mut hits = 0u64;
+                for (bit, minimum) in minima.iter().enumerate() {
+                    hits |= u64::from(L::load(minimum).not_above(bound) != 0) << bit;
+                }
+                while hits != 0 {
+                    let chunk = round * u64::BITS as usize + hits.trailing_zeros() as usize;
+                    hits &= hits - 1;
+                    let Some((groups, _)) = scores[CHUNK * chunk..].split_first_chunk::<CHUNK>() else { break };
+                    let mut lanes = 0u64;
+                    for i in 0..CHUNK {
+                        lanes |= u64::from(L::load(&groups[i]).not_above(bound)) << (i * LANES);
+                    }
                     while lanes != 0 {
-                        let lane = lanes.trailing_zeros() as usize % LANES;
+                        let lane = lanes.trailing_zeros() as usize % (CHUNK * LANES);
                         lanes &= lanes - 1;
-                        let place = L::splat((at + lane) as f32);
-                        (best, places) = best.inserted(L::splat(group[lane]), places, place);
+                        let value = L::splat(groups.as_flattened()[lane]);
+                        let place = L::splat(f32::from_bits((CHUNK * LANES * chunk + lane) as u32));
+                        if wanted == 1 {
+                            // Nothing is below the bound, and of what is equal the first one counts.
+                            (best, places) = (value, place);
+                            break 'search;
+                        }
+                        (best, places) = best.inserted(value, places, place);
                     }
                 }
             }

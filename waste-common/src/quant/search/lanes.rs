@@ -1,7 +1,7 @@
 //! Sixteen f32 at a time: as an array, which defines the operations, and as the registers of x86-64.
 //!
 //! `minus_product` is `sum − self · other`, rounded once; `lower` is `self` of equal ones; `replaced` takes `other`
-//! where the mask is true; `not_above` has a bit for each lane where `self <= other`; `inserted` puts a value, behind those
+//! where the mask is true; `least` is the least lane; `not_above` has a bit for each lane where `self <= other`; `inserted` puts a value, behind those
 //! that are equal, into ascending lanes, and its place among theirs; the last one drops out.
 
 use super::{Group, LANES};
@@ -46,6 +46,11 @@ impl Portable {
     #[inline]
     pub fn lower(self, other: Self) -> Self {
         self.replaced(other.below(self), other)
+    }
+
+    #[inline]
+    pub fn least(self) -> f32 {
+        self.0.into_iter().fold(f32::INFINITY, f32::min)
     }
 
     #[inline]
@@ -146,6 +151,12 @@ mod x86 {
 
         #[inline]
         #[target_feature(enable = "avx512f")]
+        pub fn least(self) -> f32 {
+            _mm512_reduce_min_ps(self.0)
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512f")]
         pub fn below(self, other: Self) -> __mmask16 {
             _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, other.0)
         }
@@ -222,6 +233,15 @@ mod x86 {
         pub fn lower(self, other: Self) -> Self {
             // Of equal ones the instruction gives its second operand.
             Avx2(_mm256_min_ps(other.0, self.0), _mm256_min_ps(other.1, self.1))
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma")]
+        pub fn least(self) -> f32 {
+            let eight = _mm256_min_ps(self.0, self.1);
+            let four = _mm_min_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_min_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_min_ss(two, _mm_movehdup_ps(two)))
         }
 
         #[inline]

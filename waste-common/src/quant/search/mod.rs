@@ -43,6 +43,7 @@ struct Stage {
 struct Kernels {
     greedy: fn(&Codebooks, &[Vector], &mut [u8]),
     beam: fn(&Codebooks, usize, &[Vector], &mut [u8]),
+    products: fn(&[Vector], &[[Group; VEC_DIM]]) -> Vec<Group>,
 }
 
 impl Codebooks {
@@ -58,6 +59,12 @@ impl Codebooks {
             stages.push(stage);
         }
         Codebooks { stages }
+    }
+
+    /// The same codebooks with each dimension multiplied by a factor: distances are weighted by its square.
+    pub fn scaled(&self, by: &Vector) -> Self {
+        let scaled = |entry: &Vector| std::array::from_fn(|d| entry[d] * by[d]);
+        Codebooks::new(self.stages.iter().map(|stage| stage.entries.iter().map(scaled).collect()).collect())
     }
 
     /// Number of codebooks.
@@ -114,7 +121,8 @@ impl Stage {
     fn new(entries: Vec<Vector>, earlier: &[Stage]) -> Self {
         assert!((1..=ENTRIES_MAX).contains(&entries.len()), "{} entries", entries.len());
         let dot = |a: &Vector, b: &Vector| a.iter().zip(b).fold(0.0, |sum: f32, (a, b)| a.mul_add(*b, sum));
-        let groups = entries.len().div_ceil(LANES);
+        // A power of two, and whole chunks.
+        let groups = entries.len().div_ceil(LANES).next_power_of_two().max(kernel::CHUNK);
         let grouped = |value: &dyn Fn(&Vector) -> f32, padding: f32| {
             let mut groups = vec![[padding; LANES]; groups];
             for (i, entry) in entries.iter().enumerate() {
@@ -129,10 +137,7 @@ impl Stage {
                 column[i % LANES] = *value;
             }
         }
-        let with = |other: &Stage| {
-            other.entries.iter().flat_map(|c| grouped(&|entry| dot(c, entry), 0.0)).collect::<Vec<Group>>()
-        };
-        let products = earlier.iter().map(with).collect();
+        let products = earlier.iter().map(|other| (best().products)(&other.entries, &columns)).collect();
         Stage { entries, half_norms, columns, products }
     }
 
@@ -144,7 +149,7 @@ impl Stage {
 mod portable {
     super::kernel::kernels! { super::lanes::Portable }
 
-    pub(super) const KERNELS: super::Kernels = super::Kernels { greedy, beam };
+    pub(super) const KERNELS: super::Kernels = super::Kernels { greedy, beam, products };
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -158,22 +163,28 @@ macro_rules! compiled {
                 greedy: |books, vectors, indices| unsafe { greedy(books, vectors, indices) },
                 // SAFETY: as above.
                 beam: |books, width, vectors, indices| unsafe { beam(books, width, vectors, indices) },
+                // SAFETY: as above.
+                products: |entries, columns| unsafe { products(entries, columns) },
             };
         }
     };
 }
 
 #[cfg(target_arch = "x86_64")]
-compiled! { avx512, super::lanes::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma" }
+compiled! { avx512, super::lanes::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,popcnt" }
 #[cfg(target_arch = "x86_64")]
-compiled! { avx2, super::lanes::Avx2, "avx2,fma" }
+compiled! { avx2, super::lanes::Avx2, "avx2,fma,popcnt" }
 
 /// The kernels this CPU can run, the best last.
 fn available() -> Vec<Kernels> {
     #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
     let mut all = vec![portable::KERNELS];
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+    let detected = is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("popcnt");
+    #[cfg(target_arch = "x86_64")]
+    if detected {
         all.push(avx2::KERNELS);
         if is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")

@@ -6,6 +6,7 @@ pub mod visits;
 
 use arrayvec::ArrayVec;
 use waste_common::config::Activation;
+use waste_common::importance::InputSquares;
 use waste_common::plan::scratch::MoeBuffers;
 
 use self::lookup::Lookup;
@@ -75,6 +76,8 @@ pub struct MoeScratch<'a> {
     pub work: &'a mut Vec<Work>,
     /// Told what the time goes to.
     pub profile: &'a mut Profile,
+    /// Told what each expert is given, if that is measured.
+    pub squares: Option<&'a mut InputSquares>,
 }
 
 /// Gate, up, and the activation: [tokens or experts, intermediate], in blocks where several tokens share an expert.
@@ -125,7 +128,7 @@ impl MoeLayer {
             }
             None => x,
         };
-        let MoeScratch { router, tables, spare, ids, visits, work, profile } = scratch;
+        let MoeScratch { router, tables, spare, ids, visits, work, profile, squares } = scratch;
         visits.group(self.number, ids, top_k);
         let visits = &*visits;
         // While the first reads are on their way: what needs no routed expert.
@@ -139,7 +142,9 @@ impl MoeLayer {
             }
             lap(Part::Trunk);
         };
+        // Look-ups never see an expert's input in one place.
         if (tokens == 1 || compute.together)
+            && squares.is_none()
             && let (Some(tables), Some(codebooks), ExpertFormat::Vq { geometry, .. }) =
                 (tables, &self.codebooks, context.format)
         {
@@ -153,7 +158,7 @@ impl MoeLayer {
                 Ok(())
             })?;
         } else {
-            let mut product = Product { layer: self, context, gathered, inner: &mut inner, down };
+            let mut product = Product { layer: self, context, gathered, inner: &mut inner, down, squares };
             context.store.for_each(visits.experts(), 1, issued, |batch| {
                 lap(Part::Stall);
                 for (place, record) in batch {

@@ -1,6 +1,7 @@
 //! Experts for several tokens: rows are expanded tile by tile, each once for all tokens that visit the expert.
 
 use rayon::prelude::*;
+use waste_common::importance::InputSquares;
 use waste_common::plan::scratch::{BLOCK_ROWS, TILE_ROWS};
 use waste_common::tensors::ExpertKind;
 
@@ -20,6 +21,8 @@ pub(super) struct Product<'a, 'b, 'c> {
     pub inner: &'b mut Inner<'c>,
     /// [blocks, n, 64]
     pub down: &'b mut [f32],
+    /// Told what each expert is given.
+    pub squares: Option<&'b mut InputSquares>,
 }
 
 impl Product<'_, '_, '_> {
@@ -30,6 +33,10 @@ impl Product<'_, '_, '_> {
             row.copy_from_slice(&z[visit.token as usize * input..][..input]);
         }
         self.gathered_tokens(record, visits.len());
+        if let (Some(squares), Some(first)) = (&mut self.squares, visits.first()) {
+            let inner = &self.inner[2][..visits.len() * self.layer.intermediate];
+            squares.add(first.expert as usize, &self.gathered[..visits.len() * input], inner);
+        }
         for (i, visit) in visits.iter().enumerate() {
             let at = (visit.token as usize * top_k + visit.rank as usize) * input;
             let blocks = self.down.chunks_exact(visits.len() * BLOCK_ROWS);

@@ -5,7 +5,8 @@ use crate::experts::ExpertId;
 /// A token that an expert is one of the best for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Visit {
-    expert: u32,
+    /// The expert.
+    pub expert: u32,
     /// The token.
     pub token: u32,
     /// The expert's place among the token's experts.
