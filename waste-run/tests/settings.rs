@@ -292,7 +292,7 @@ fn predictions_are_compared_with_another_models() {
     assert_eq!(measured["nll"], measure(&[]).done().json("waste-run-perplexity/1")["nll"]);
     let importance = waste_common::importance::Importance::open(&saved).unwrap();
     let container = waste_common::container::Container::open(&itself).unwrap();
-    let config = waste_common::config::ModelConfig::from_container(container.manifest()).unwrap();
+    let config = waste_common::config::ModelConfig::from_container(&container.manifest().config).unwrap();
     importance.check(&config).unwrap();
     let layer = config.moe_layers().next().unwrap();
     let visits: u32 = importance.layer(&config, layer).unwrap().tokens.iter().sum();
