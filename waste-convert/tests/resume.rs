@@ -107,7 +107,6 @@ fn request(container: PathBuf) -> Request {
         checkpoint: golden("tiny-linear"),
         container,
         options,
-        importance: None,
         work: Work::All,
         threads: 1,
         jobs: 1,
