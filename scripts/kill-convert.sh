@@ -35,7 +35,7 @@ while [ "$killed" -lt "$kills" ]; do
     victim=$(pgrep -P "$parent" | head -n 1 || true)
   fi
   kill -KILL "${victim:-$parent}" 2>/dev/null && killed=$((killed + 1))
-  if wait "$parent"; then
+  if { wait "$parent"; } 2>/dev/null; then
     same "$killed"
     until rm -rf "$dir/pieces" 2>/dev/null; do sleep 1; done
     rounds=$((rounds + 1))

@@ -275,3 +275,65 @@ fn measure(
     blocks.into_iter().for_each(|sum| total.add(sum));
     Ok(total)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Effort;
+    use crate::random::SplitMix64;
+    use waste_common::container::{ExpertFmt, ExpertQuant, Geometry, Kind};
+
+    fn noise(count: usize, seed: u64) -> Vec<f32> {
+        let mut random = SplitMix64::of(&[seed]);
+        (0..count).map(|_| (random.draw() >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
+    }
+
+    /// Errors of the columns that matter and of the others, with an importance of 1 or 30 for the first half.
+    fn errors(fmt: ExpertFmt, stages: u32, entries: u32, effort: Effort, importance: f32) -> [f64; 2] {
+        let quant = ExpertQuant::new(fmt, stages, entries);
+        let geometry = Geometry::new(&quant, 136, 128).unwrap();
+        let layout = *geometry.layout(Kind::Gate);
+        let weights = noise(layout.rows() * layout.cols(), 1);
+        let books = (0..stages).map(|stage| {
+            let entries = noise(entries as usize * VEC_DIM, 2 + u64::from(stage));
+            entries.as_chunks().0.iter().map(|c| c.map(|x| x * 0.6f32.powi(stage as i32))).collect()
+        });
+        let books = Codebooks::new(books.collect());
+        // Every second column matters.
+        let columns: Vec<f32> =
+            (0..layout.cols()).map(|c| if c % 2 == 0 { importance } else { 1.0 }).collect();
+        let found = encode(&weights, &layout, &books, Some(&columns), &effort.recipe()).unwrap();
+        let scales: Vec<u8> = found.scales.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+        let tables: Vec<&[f32]> =
+            (0..books.stages()).map(|stage| books.entries(stage).as_flattened()).collect();
+        let matrix = Matrix::new(layout, &found.indices, &scales);
+        let (mut sums, mut decoded) = ([0.0; 2], vec![0.0; layout.cols()]);
+        for (row, weights) in weights.chunks_exact(layout.cols()).enumerate() {
+            matrix.decode_row(row, &tables, &mut decoded).unwrap();
+            for (column, (a, b)) in decoded.iter().zip(weights).enumerate() {
+                sums[column % 2] += f64::from(a - b).powi(2);
+            }
+        }
+        assert!((sums[0] + sums[1] - found.error.difference).abs() < 1e-6 * found.error.difference);
+        if importance == 1.0 {
+            let plain = encode(&weights, &layout, &books, None, &effort.recipe()).unwrap();
+            assert_eq!(
+                (plain.indices, plain.scales),
+                (found.indices, found.scales),
+                "weights of 1 change nothing"
+            );
+        }
+        sums
+    }
+
+    #[test]
+    fn columns_that_matter_come_out_better() {
+        for (fmt, stages, entries) in [(ExpertFmt::Vq3r, 3, 256), (ExpertFmt::Vq4p, 4, 64)] {
+            for effort in [Effort::Fast, Effort::Normal] {
+                let (even, weighted) =
+                    (errors(fmt, stages, entries, effort, 1.0), errors(fmt, stages, entries, effort, 30.0));
+                assert!(weighted[0] < 0.8 * even[0] && weighted[1] > even[1], "{even:?} {weighted:?}");
+            }
+        }
+    }
+}

@@ -285,5 +285,19 @@ fn predictions_are_compared_with_another_models() {
         assert!((one - other).abs() < 1e-3 * one, "{key}: {one} {other}");
     }
     assert!(measure(&[]).done().json("waste-run-perplexity/1").get("kl").is_none());
+    // What the experts were given is of this model, and the measured numbers are no others.
+    let dir = tempfile::tempdir().unwrap();
+    let saved = dir.path().join("importance");
+    let measured = measure(&["--save-importance", arg(&saved)]).done().json("waste-run-perplexity/1");
+    assert_eq!(measured["nll"], measure(&[]).done().json("waste-run-perplexity/1")["nll"]);
+    let importance = waste_common::importance::Importance::open(&saved).unwrap();
+    let container = waste_common::container::Container::open(&itself).unwrap();
+    let config = waste_common::config::ModelConfig::from_container(&container.manifest().config).unwrap();
+    importance.check(&config).unwrap();
+    let layer = config.moe_layers().next().unwrap();
+    let visits: u32 = importance.layer(&config, layer).unwrap().tokens.iter().sum();
+    let top_k = config.moe_of(layer).unwrap().top_k;
+    assert_eq!(u64::from(visits), measured["tokens"].as_u64().unwrap() * top_k as u64);
+    measure(&["--save-importance", arg(&dir.path().join("no/such"))]).error(3, "unreadable_file");
     measure(&["--against", arg(&other)]).error(3, "other_vocabulary");
 }

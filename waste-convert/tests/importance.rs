@@ -1,0 +1,83 @@
+//! Conversions that weigh errors by what the experts were given.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod util;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use util::*;
+use waste_common::checkpoint::Checkpoint;
+use waste_common::config::ModelConfig;
+use waste_common::importance::{InputSquares, write};
+
+const OPTIONS: [&str; 4] = ["--cb-sample", "1024", "--effort", "fast"];
+
+/// A file of importance for a checkpoint: one token for each expert, the first columns much larger.
+fn importance(path: &Path, checkpoint: &Path, large: f32) {
+    let checkpoint = Checkpoint::open(checkpoint).unwrap();
+    let config = ModelConfig::from_checkpoint(checkpoint.config()).unwrap();
+    let mut layers = BTreeMap::new();
+    for layer in config.moe_layers() {
+        let moe = config.moe_of(layer).unwrap();
+        let mut squares = InputSquares::new(moe.experts, moe.input, moe.intermediate);
+        let row = |width| (0..width).map(|c| if c < width / 4 { large } else { 1.0 }).collect::<Vec<f32>>();
+        for expert in 0..moe.experts {
+            squares.add(expert, &row(moe.input).repeat(100), &row(moe.intermediate).repeat(100));
+        }
+        layers.insert(layer as u16, squares);
+    }
+    write(path, &layers).unwrap();
+}
+
+#[test]
+fn the_result_is_the_same_whatever_the_workers_and_only_the_same_file_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = golden("tiny-linear");
+    let (one, other, model) = (dir.path().join("one"), dir.path().join("other"), dir.path().join("model"));
+    importance(&one, &checkpoint, 5.0);
+    importance(&other, &checkpoint, 6.0);
+    importance(&model, &tales(), 5.0);
+    let with = |file: &Path| [&OPTIONS[..], &["--importance", file.to_str().unwrap()]].concat().join("\n");
+    let words = |line: &str| line.split('\n').map(str::to_owned).collect::<Vec<_>>();
+    let run = |container: &str, file: &Path, more: &[&str]| {
+        let (line, container) = (with(file), dir.path().join(container));
+        let words = words(&line);
+        let mut options: Vec<&str> = words.iter().map(String::as_str).collect();
+        options.extend(more);
+        convert(&checkpoint, &container, &options)
+    };
+    run("whole", &one, &["--jobs", "1"]);
+    run("pieces", &one, &["--jobs", "2", "--layers", "1,3"]);
+    // Another file, or none, is another conversion.
+    let pieces = dir.path().join("pieces");
+    let line = with(&other);
+    let others = words(&line);
+    let others: Vec<&str> = others.iter().map(String::as_str).collect();
+    let error = refused(&checkpoint, &pieces, &others, 3, "other_options");
+    assert_eq!(error["option"], "importance_sha256");
+    refused(&checkpoint, &pieces, &OPTIONS, 3, "other_options");
+    let report = run("pieces", &one, &["--jobs", "2"]);
+    assert_eq!(report["resumed_layers"], 2);
+    assert_same(&dir.path().join("whole"), &pieces);
+    // It matters, and it is said.
+    convert(&checkpoint, &dir.path().join("plain"), &OPTIONS);
+    let bank = |name: &str| std::fs::read(dir.path().join(name).join("experts-L1.bin")).unwrap();
+    assert!(bank("plain") != bank("whole"));
+    let manifest: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(pieces.join("manifest.json")).unwrap()).unwrap();
+    assert_eq!(manifest["conversion"]["importance_sha256"].as_str().unwrap().len(), 64);
+    // What is of another model, and what is no such file.
+    let line = with(&model);
+    let wrong = words(&line);
+    let wrong: Vec<&str> = wrong.iter().map(String::as_str).collect();
+    let new = dir.path().join("new");
+    refused(&checkpoint, &new, &wrong, 3, "invalid_importance");
+    let shard = tales().join("model-00001-of-000004.safetensors");
+    let line = with(&shard);
+    let wrong = words(&line);
+    let wrong: Vec<&str> = wrong.iter().map(String::as_str).collect();
+    refused(&checkpoint, &new, &wrong, 3, "invalid_importance");
+    assert!(!new.exists());
+}
