@@ -298,6 +298,6 @@ fn predictions_are_compared_with_another_models() {
     let visits: u32 = importance.layer(&config, layer).unwrap().tokens.iter().sum();
     let top_k = config.moe_of(layer).unwrap().top_k;
     assert_eq!(u64::from(visits), measured["tokens"].as_u64().unwrap() * top_k as u64);
-    measure(&["--save-importance", arg(&dir.path().join("no/such"))]).error(3, "unreadable_file");
+    measure(&["--save-importance", arg(&dir.path().join("no/such"))]).error(3, "file_error");
     measure(&["--against", arg(&other)]).error(3, "other_vocabulary");
 }
