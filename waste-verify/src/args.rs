@@ -15,6 +15,11 @@ pub struct Args {
     #[arg(long)]
     pub quick: bool,
 
+    /// Read everything from the disk, also what the page cache holds: what was written a moment ago is checked in memory
+    /// otherwise (Linux). Repairing does so anyway
+    #[arg(long, conflicts_with = "quick")]
+    pub from_disk: bool,
+
     /// The manifest must have this SHA-256
     #[arg(long, value_name = "SHA256")]
     pub expect_manifest: Option<String>,

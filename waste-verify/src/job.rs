@@ -14,6 +14,7 @@ pub(crate) struct Job<'a> {
     pub dir: &'a Path,
     pub manifest: &'a Manifest,
     pub quick: bool,
+    pub bypass: Bypass,
     pub found: &'a Findings,
     pub crew: &'a Crew<'a>,
     pub progress: &'a Progress,
@@ -54,7 +55,7 @@ impl Job<'_> {
 
     /// Opens a file for large reads, which leave the page cache as they find it.
     pub fn reader(&self, source: &Source, place: &Problem) -> Result<Option<ReadFile>, Failure> {
-        let opened = ReadFile::open(source.path(), Bypass::Uncached).map_err(Halt::Read);
+        let opened = ReadFile::open(source.path(), self.bypass).map_err(Halt::Read);
         self.settle(opened, place)
     }
 

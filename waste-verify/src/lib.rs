@@ -30,6 +30,7 @@ use waste_common::cli::{Exit, Failure, Interrupt, Output, Progress, Tool, Unit};
 use waste_common::container::record::HEADER_BYTES;
 use waste_common::container::{Container, Geometry, MANIFEST, MANIFEST_SHA256, Manifest, Source, integrity};
 use waste_common::files::DirLock;
+use waste_common::io::Bypass;
 use waste_common::json;
 
 pub use args::Args;
@@ -53,6 +54,7 @@ pub const TOOL: Tool = Tool {
   waste-verify --quick k3.waste                      headers and sizes only
   waste-verify --source Kimi-K3 k3.waste             compare the weights with the checkpoint, 4 experts a layer
   waste-verify --source Kimi-K3 --experts all k3.waste
+  waste-verify --from-disk k3.waste                  after a copy: the disk, not what memory still holds of it
   waste-verify --resume state.json k3.waste          goes on where it was interrupted
   waste-verify --sums k3.waste                       writes k3.waste/SHA256SUMS for `sha256sum -c`
   waste-verify --check-sums SHA256SUMS k3.waste      against a list from whom you trust
@@ -147,8 +149,10 @@ fn look(
         Progress::new(output, "verifying", work.saturating_add(hashed.saturating_mul(passes)), Unit::Bytes)
     };
     let crew = Crew::new(request.threads, interrupt)?;
+    let bypass = if request.from_disk { Bypass::On } else { Bypass::Uncached };
+    let quick = request.quick;
     let mut job =
-        Job { dir, manifest, quick: request.quick, found: &found, crew: &crew, progress: &progress, resume };
+        Job { dir, manifest, quick, bypass, found: &found, crew: &crew, progress: &progress, resume };
     let sealed = match request.seal && manifest.integrity.is_none() {
         true => seal::prepare(&job, &opened.content, geometry, &listing)?,
         false => None,

@@ -47,6 +47,8 @@ pub struct Request {
     pub container: PathBuf,
     /// Headers and sizes only.
     pub quick: bool,
+    /// Also what the page cache holds is read from the disk.
+    pub from_disk: bool,
     /// The manifest's SHA-256 that is expected, lower-case hex.
     pub expect_manifest: Option<String>,
     /// A list of checksums to compare with.
@@ -71,6 +73,7 @@ impl Request {
         Request {
             container,
             quick: false,
+            from_disk: false,
             expect_manifest: None,
             check_sums: None,
             write_sums: None,
@@ -105,6 +108,8 @@ impl Request {
         let plain = Request::new(container);
         Ok(Request {
             quick: args.quick,
+            // What was repaired is in the page cache, and right there.
+            from_disk: args.from_disk || args.repair,
             expect_manifest: expect_manifest.transpose()?,
             check_sums: args.check_sums,
             write_sums,

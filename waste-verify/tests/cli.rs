@@ -97,6 +97,13 @@ fn people_read_the_verdict_last() {
         .code(1)
         .stdout(predicate::str::contains("experts-L1.bin, layer 1, expert 0, offset 0: crc32 is "))
         .stdout(predicate::str::contains("NOT sound, 1 problem; "));
+    tool()
+        .arg("--from-disk")
+        .arg(&fixture.dir)
+        .assert()
+        .code(1)
+        .stdout(predicate::str::contains("NOT sound, 1 problem; "));
+    tool().args(["--from-disk", "--quick"]).arg(&fixture.dir).assert().code(2);
     // What quick does not read, it does not find.
     tool().arg("--quick").arg(&fixture.dir).assert().code(0);
 }
