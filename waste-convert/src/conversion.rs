@@ -77,16 +77,29 @@ impl<'a> Conversion<'a> {
     /// Bytes of the finished container, a little more for the work files of the merge.
     pub fn bytes(&self) -> Result<u64, ConvertError> {
         let trunk = trunk::trunk_bytes(self.source, &self.request.options)?;
-        let bank = |job: &LayerJob| job.experts as u64 * job.geometry.record_bytes() as u64;
-        let banks: u64 = self.jobs.iter().map(bank).sum();
-        let books = self.jobs.len() as u64 * u64::from(self.quant.codebooks_per_layer());
         let sidecars: usize = self.sidecars.iter().map(|(_, content)| content.len()).sum();
         let manifest = (1 << 16) + 1024 * (self.source.trunk.len() + self.jobs.len()) as u64;
-        Ok(trunk + banks + 2 * books * codebook_bytes(self.quant.entries) + sidecars as u64 + 2 * manifest)
+        // Codebooks are there twice while they are merged.
+        let layers: u64 = self.jobs.iter().map(|job| self.bank_bytes(job) + 2 * self.book_bytes()).sum();
+        Ok(trunk + layers + sidecars as u64 + 2 * manifest)
     }
 
-    /// Bytes still to be written.
+    fn bank_bytes(&self, job: &LayerJob) -> u64 {
+        job.experts as u64 * job.geometry.record_bytes() as u64
+    }
+
+    /// Bytes of a layer's codebooks.
+    fn book_bytes(&self) -> u64 {
+        u64::from(self.quant.codebooks_per_layer()) * codebook_bytes(self.quant.entries)
+    }
+
+    /// Bytes still to be written by what was asked for.
     pub fn needed(&self) -> Result<u64, ConvertError> {
+        if let Work::Layers(Some(layers)) = &self.request.work {
+            let owed = self.jobs.iter().filter(|job| layers.contains(&job.layer));
+            let owed = owed.filter(|job| !state::looks_finished(self.dir(), job));
+            return Ok(owed.map(|job| self.bank_bytes(job) + self.book_bytes()).sum());
+        }
         let written = if self.dir().is_dir() { state::written_files(self.dir())? } else { Vec::new() };
         Ok(self.bytes()?.saturating_sub(state::bytes_of(self.dir(), written)))
     }
@@ -531,5 +544,15 @@ mod tests {
         fs::create_dir(&request.container).unwrap();
         fs::write(request.container.join("experts-L1.bin"), [0; 1000]).unwrap();
         conversion.check_space(Some(bytes - 1000)).unwrap();
+
+        // Of some layers no more than they take.
+        let first = conversion.jobs[0].layer;
+        let some = Request { work: Work::Layers(Some([first].into())), ..request };
+        let conversion = Conversion::new(&some, &source).unwrap();
+        let needed = conversion.needed().unwrap();
+        let bank = conversion.bank_bytes(&conversion.jobs[0]);
+        assert!(needed > bank && needed < bytes / conversion.jobs.len() as u64, "{needed} of {bytes}");
+        conversion.check_space(Some(needed)).unwrap();
+        assert!(conversion.check_space(Some(needed - 1)).is_err());
     }
 }
