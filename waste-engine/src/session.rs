@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use crate::error::EngineError;
 use crate::layers::kda::KdaState;
 use crate::layers::kv_cache::KvCache;
-use crate::layers::moe::Work;
+use crate::layers::moe::LookUp;
 use crate::layers::moe::visits::Visits;
 use crate::layers::tables::Tables;
 use crate::profile::Profile;
@@ -102,7 +102,7 @@ pub(crate) struct Workspace {
     pub logits: Vec<f32>,
     pub ids: Vec<u32>,
     pub visits: Visits,
-    pub experts: Vec<Work>,
+    pub lookups: Vec<LookUp>,
     /// A stored row of the embedding.
     pub row: RowBuffer,
     pub profile: Profile,

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::sync::atomic::Ordering;
+
 use common::{argmax, path};
 use waste_common::plan::KvType;
 use waste_engine::{Arith, Engine, EngineError, EngineOptions, Sequence, Session, Wanted};
@@ -152,4 +154,61 @@ fn what_does_not_go_is_refused_and_changes_nothing() {
     assert!(step(&mut sequences[..2], &[1, 1]).is_err(), "the first one's context is full");
     assert_eq!(sequences[1].position(), 0);
     step(&mut sequences[1..], &[1, 1]).unwrap();
+}
+
+#[test]
+fn what_is_no_number_is_told_of_its_own_sequence_at_its_place() {
+    let engine = Engine::open(&path(K3), options(Arith::Fast, KvType::F16)).unwrap();
+    let config = engine.config();
+    let (placeholder, hidden) = (config.media_placeholder.unwrap(), config.hidden);
+    let image = vec![f32::NAN; hidden];
+    let expected = alone(&engine, 0);
+
+    let mut session = engine.session().unwrap();
+    let mut sequences: Vec<Sequence> = (0..2).map(|_| engine.sequence()).collect();
+    let mut tokens = [0; 2];
+    for (i, sequence) in sequences.iter_mut().enumerate() {
+        session.swap(sequence);
+        tokens[i] = begin(&engine, &mut session, i);
+        session.swap(sequence);
+    }
+    tokens[1] = placeholder;
+    sequences[1].queue_image(&image);
+    let mut found = Vec::new();
+    let mut group: Vec<&mut Sequence> = sequences.iter_mut().collect();
+    let sink = &mut |row: usize, logits: Result<&[f32], EngineError>| {
+        match (row, logits) {
+            (0, Ok(logits)) => found.push(bits(logits)),
+            (1, Err(EngineError::NotFinite { position })) => assert_eq!(position, prompt(1).len()),
+            (row, logits) => panic!("{row}: {:?}", logits.map(<[f32]>::len)),
+        }
+        Ok(())
+    };
+    engine.forward_together(&mut session, &mut group, &tokens, sink).unwrap();
+    assert_eq!(found, expected[..1]);
+
+    // The same alone, in the middle of a prompt.
+    let mut session = engine.session().unwrap();
+    session.queue_image(&image);
+    let mut tokens = prompt(2);
+    tokens[9] = placeholder;
+    let error = engine.forward(&mut session, &tokens, Wanted::All, &mut |_, _| Ok(())).unwrap_err();
+    assert!(matches!(error, EngineError::NotFinite { position: 9 }), "{error}");
+}
+
+#[test]
+fn an_interruption_changes_nothing() {
+    let engine = Engine::open(&path(LINEAR), options(Arith::Fast, KvType::F16)).unwrap();
+    let mut session = engine.session().unwrap();
+    let mut sequences: Vec<Sequence> = (0..2).map(|_| engine.sequence()).collect();
+    let mut step = || {
+        let mut group: Vec<&mut Sequence> = sequences.iter_mut().collect();
+        let outcome =
+            engine.forward_together(&mut session, &mut group, &[1, 2], &mut |_, logits| logits.map(|_| ()));
+        (outcome, sequences[0].position())
+    };
+    engine.options().cancelled.store(true, Ordering::Relaxed);
+    assert!(matches!(step(), (Err(EngineError::Interrupted), 0)));
+    engine.options().cancelled.store(false, Ordering::Relaxed);
+    assert!(matches!(step(), (Ok(()), 1)));
 }

@@ -237,8 +237,10 @@ fn state_bytes(config: &ModelConfig, options: &PlanOptions) -> u128 {
 fn scratch_bytes(model: &ModelSizes, options: &PlanOptions) -> u128 {
     let PlanOptions { chunk, parallel, threads, .. } = *options;
     let sizes = ScratchOptions { chunk, parallel, threads, experts: model.storage };
-    let visits = model.config.moe.as_ref().map_or(0, |moe| chunk.max(parallel) * moe.top_k);
+    let top_k = model.config.moe.as_ref().map_or(0, |moe| moe.top_k);
+    let (visits, lookups) = (chunk.max(parallel) * top_k, parallel * top_k);
     let buffers = Scratch::of(&model.config, &sizes).bytes();
-    // An id, the visit, and where its expert's begin.
-    u128::from(buffers) + visits as u128 * (4 + 12 + 12) + u128::from(model.staging_bytes)
+    // An id, the visit, and where its expert's begin; and what a look-up needs.
+    let lists = visits as u128 * (4 + 12 + 12) + lookups as u128 * 24;
+    u128::from(buffers) + lists + u128::from(model.staging_bytes)
 }

@@ -112,7 +112,8 @@ impl Scratch {
     }
 
     /// Elements one thread works in: decoded rows of the trunk or of an expert, queries that attend to the cache, or
-    /// table entries before they are rounded. An input as whole numbers takes less than a decoded row.
+    /// table entries before they are rounded. Inputs as whole numbers, of as many sequences as decode together, take less
+    /// than decoded rows.
     pub fn thread(config: &ModelConfig, experts: &ExpertStorage) -> usize {
         let expert = config.moe.as_ref().map_or(0, |moe| moe.input.max(moe.intermediate));
         let tile = TILE_ROWS * widest_row(config).max(expert);

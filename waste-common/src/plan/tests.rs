@@ -96,6 +96,22 @@ fn the_state_has_its_three_parts() {
 }
 
 #[test]
+fn sequences_that_decode_together_have_states_and_tables_of_their_own() {
+    let of = |parallel| on(LINEAR, 64 * GIB, &PlanOptions { parallel, ..options(4096) }).unwrap();
+    let (one, four) = (of(1), of(4));
+    assert_eq!(four.state_bytes, 4 * one.state_bytes);
+    // Gate, up, and eight times down, of three stages of 256 entries.
+    let tables = 4 * 3 * 256 * (2 * 2304 / 8 + 8 * 1024 / 8);
+    let more = four.scratch_bytes - one.scratch_bytes;
+    assert!((3 * tables..3 * tables + (1 << 20)).contains(&more), "{more}");
+    assert_eq!(four.floor_bytes - one.floor_bytes, 3 * one.state_bytes + more);
+    for parallel in [0, PlanOptions::PARALLEL_MAX + 1] {
+        let error = on(LINEAR, 64 * GIB, &PlanOptions { parallel, ..options(4096) }).unwrap_err();
+        assert_eq!(error.exit(), Exit::Usage);
+    }
+}
+
+#[test]
 fn the_goals_for_the_floor_of_k3_are_met() {
     let at_4k = on(K3, 64 * GIB, &options(4096)).unwrap();
     assert!(at_4k.floor_bytes as f64 <= 28.7 * GIB as f64, "{}", gib(at_4k.floor_bytes));

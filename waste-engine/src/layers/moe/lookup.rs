@@ -12,8 +12,15 @@ use crate::layers::ffn::activate;
 use crate::layers::tables::{InputTables, Table, Tables};
 use crate::profile::{Part, Profile};
 
-/// Work on an expert that has come: its place among those that came with it, the token, and the row of the outputs.
-pub type Work = (usize, usize, usize);
+/// One token's look-up in an expert that has come.
+#[derive(Clone, Copy, Debug)]
+pub struct LookUp {
+    /// The expert's place among those that came with it.
+    record: usize,
+    token: usize,
+    /// Where the output goes: row of [tokens, top-k].
+    row: usize,
+}
 
 /// What the experts of a token, or of a few, are computed with.
 pub(super) struct Lookup<'a> {
@@ -24,7 +31,7 @@ pub(super) struct Lookup<'a> {
     pub tables: &'a mut Tables,
     pub visits: &'a Visits,
     /// Room for as many as there are visits.
-    pub work: &'a mut Vec<Work>,
+    pub lookups: &'a mut Vec<LookUp>,
 }
 
 impl Lookup<'_> {
@@ -52,25 +59,25 @@ impl Lookup<'_> {
         let compute = self.context.compute;
         let (input, inter, top_k) = (self.layer.input, self.layer.intermediate, self.layer.routing.top_k);
         let Tables { inputs, down: down_tables } = &mut *self.tables;
-        self.work.clear();
-        for (i, &(place, _)) in batch.iter().enumerate() {
+        self.lookups.clear();
+        for (record, &(place, _)) in batch.iter().enumerate() {
             let visits = self.visits.of(place).iter();
-            self.work.extend(visits.map(|visit| {
+            self.lookups.extend(visits.map(|visit| {
                 let (token, rank) = (visit.token as usize, visit.rank as usize);
-                (i, token, token * top_k + rank)
+                LookUp { record, token, row: token * top_k + rank }
             }));
         }
-        let work = &*self.work;
+        let lookups = &*self.lookups;
         let rows = |table: &Table, record: &ExpertRef, kind, out: &mut [f32]| {
             let record = record.bytes();
             let (indices, scales) = (self.geometry.indices(kind), self.geometry.scales(kind));
             table.rows(compute, &record[indices], &record[scales], out);
         };
         let [gates, ups, _] = inner;
-        let (gates, ups) = (&mut gates[..work.len() * inter], &mut ups[..work.len() * inter]);
+        let (gates, ups) = (&mut gates[..lookups.len() * inter], &mut ups[..lookups.len() * inter]);
         let both = gates.par_chunks_mut(inter).zip(ups.par_chunks_mut(inter));
-        both.zip(work).with_max_len(1).for_each(|((gate, up), &(i, token, _))| {
-            let (tables, record) = (&inputs[token], &batch[i].1);
+        both.zip(lookups).with_max_len(1).for_each(|((gate, up), lookup)| {
+            let (tables, record) = (&inputs[lookup.token], &batch[lookup.record].1);
             rayon::join(
                 || rows(&tables.gate, record, ExpertKind::Gate, gate),
                 || rows(&tables.up, record, ExpertKind::Up, up),
@@ -88,8 +95,8 @@ impl Lookup<'_> {
 
         let outputs = outputs.par_chunks_mut(input).enumerate().with_max_len(1);
         outputs.for_each(|(row, out)| {
-            if let Some(at) = work.iter().position(|&(_, _, of)| of == row) {
-                rows(&down_tables[at], &batch[work[at].0].1, ExpertKind::Down, out);
+            if let Some(at) = lookups.iter().position(|lookup| lookup.row == row) {
+                rows(&down_tables[at], &batch[lookups[at].record].1, ExpertKind::Down, out);
             }
         });
         profile.lap(Part::Gather);

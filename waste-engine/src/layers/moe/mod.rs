@@ -9,8 +9,8 @@ use waste_common::config::Activation;
 use waste_common::importance::InputSquares;
 use waste_common::plan::scratch::MoeBuffers;
 
+pub use self::lookup::LookUp;
 use self::lookup::Lookup;
-pub use self::lookup::Work;
 use self::product::Product;
 use self::visits::Visits;
 use super::cut;
@@ -73,7 +73,7 @@ pub struct MoeScratch<'a> {
     /// By expert; at most T · top-k.
     pub visits: &'a mut Visits,
     /// Room for what tokens that are decoded need of experts.
-    pub work: &'a mut Vec<Work>,
+    pub lookups: &'a mut Vec<LookUp>,
     /// Told what the time goes to.
     pub profile: &'a mut Profile,
     /// Told what each expert is given, if that is measured.
@@ -128,7 +128,7 @@ impl MoeLayer {
             }
             None => x,
         };
-        let MoeScratch { router, tables, spare, ids, visits, work, profile, squares } = scratch;
+        let MoeScratch { router, tables, spare, ids, visits, lookups, profile, squares } = scratch;
         visits.group(self.number, ids, top_k);
         let visits = &*visits;
         // While the first reads are on their way: what needs no routed expert.
@@ -148,7 +148,7 @@ impl MoeLayer {
             && let (Some(tables), Some(codebooks), ExpertFormat::Vq { geometry, .. }) =
                 (tables, &self.codebooks, context.format)
         {
-            let mut lookup = Lookup { layer: self, context, codebooks, geometry, tables, visits, work };
+            let mut lookup = Lookup { layer: self, context, codebooks, geometry, tables, visits, lookups };
             lap(Part::Trunk);
             lookup.prepare(z);
             lap(Part::Tables);
