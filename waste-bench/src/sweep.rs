@@ -126,7 +126,7 @@ pub fn run(args: SweepArgs, format: FormatArgs, output: &Output) -> Result<Exit,
     settings.engine = EngineOptions { cancelled: interrupt.flag(), ..settings.engine };
     let subject =
         Subject { dir: model.path(), sizes: open::sizes(model.path())?, machine: Machine::probe()? };
-    let works = workloads(&args.work, subject.sizes.config.vocab);
+    let works = workloads(&args.work, subject.sizes.config.vocab, settings.plan.parallel);
     let empty =
         |budget| Step { budget, slots: 0, all: false, samples: Vec::new(), paging: false, peak: None };
     let mut steps: Vec<Step> = args.budget.budgets(args.steps).into_iter().map(empty).collect();

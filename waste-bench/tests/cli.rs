@@ -51,6 +51,23 @@ fn trace() -> String {
 }
 
 #[test]
+fn sequences_decode_together() {
+    let model = Model::new("tiny-linear");
+    let record = json(&[&[model.path(), "--compare", "parallel=1,3"], &SMALL[..]].concat(), 0);
+    let rows = record["rows"].as_array().unwrap();
+    for (arm, tokens) in [("parallel=1", [12, 6]), ("parallel=3", [36, 18])] {
+        for (phase, tokens) in ["prefill", "decode"].into_iter().zip(tokens) {
+            let mut of = rows.iter().filter(|row| row["arm"] == arm && row["phase"] == phase);
+            assert!(of.clone().count() == 2 && of.all(|row| row["tokens"] == tokens), "{arm} {phase}");
+        }
+    }
+    assert_eq!(record["arms"][1]["settings"]["parallel"], 3);
+    for wrong in ["0", "17"] {
+        bench(&[&[model.path(), "--parallel", wrong], &SMALL[..]].concat()).assert().code(2);
+    }
+}
+
+#[test]
 fn a_model_is_measured_cold_and_warm() {
     let model = Model::new("tiny-k3");
     let record = json(&[&[model.path()], &SMALL[..]].concat(), 0);

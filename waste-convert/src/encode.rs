@@ -288,7 +288,8 @@ mod tests {
         (0..count).map(|_| (random.draw() >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
     }
 
-    /// Errors of the columns that matter and of the others, with an importance of 1 or 30 for the first half.
+    /// Errors of the columns that matter and of the others, with this importance for every second one, which
+    /// matters.
     fn errors(fmt: ExpertFmt, stages: u32, entries: u32, effort: Effort, importance: f32) -> [f64; 2] {
         let quant = ExpertQuant::new(fmt, stages, entries);
         let geometry = Geometry::new(&quant, 136, 128).unwrap();
@@ -299,7 +300,6 @@ mod tests {
             entries.as_chunks().0.iter().map(|c| c.map(|x| x * 0.6f32.powi(stage as i32))).collect()
         });
         let books = Codebooks::new(books.collect());
-        // Every second column matters.
         let columns: Vec<f32> =
             (0..layout.cols()).map(|c| if c % 2 == 0 { importance } else { 1.0 }).collect();
         let found = encode(&weights, &layout, &books, Some(&columns), &effort.recipe()).unwrap();

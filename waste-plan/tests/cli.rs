@@ -132,6 +132,20 @@ fn people_get_a_table_and_a_verdict() {
 }
 
 #[test]
+fn sequences_together_are_planned() {
+    let args = ["kimi-linear-48b", "--ram=64G", "--threads=2"];
+    let of = |more: &str| run(tool().args(args).args([more, "--json"])).json();
+    let (one, four) = (of("--parallel=1"), of("--parallel=4"));
+    assert_eq!((&one["parallel"], &four["parallel"]), (&json!(1), &json!(4)));
+    assert_eq!(four["state_bytes"].as_u64().unwrap(), 4 * one["state_bytes"].as_u64().unwrap());
+    let people = run(tool().args(args).arg("--parallel=4"));
+    assert!(people.stdout.contains("each for 4 sequences together"), "{}", people.stdout);
+    for wrong in ["--parallel=0", "--parallel=17"] {
+        assert_eq!(run(tool().args(args).arg(wrong)).exit, 2, "{wrong}");
+    }
+}
+
+#[test]
 fn more_is_said_of_the_machine_when_asked_for() {
     let (assumed, more) = (&["kimi-k3", "--ram=64G", "--threads=2"][..], &["-v"][..]);
     let (plain, verbose) = (run(tool().args(assumed)), run(tool().args(assumed).args(more)));

@@ -109,6 +109,11 @@ impl Arm {
         Arm { label, settings, open: None, cold: Vec::new(), warm: Vec::new(), facts: None }
     }
 
+    /// Sequences that are to decode together.
+    pub fn sequences(&self) -> usize {
+        self.settings.plan.parallel
+    }
+
     /// Fixes the budget at what it is now, so that one arm does not shrink another's. Returns it, and the cap.
     ///
     /// # Errors

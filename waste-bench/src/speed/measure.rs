@@ -77,7 +77,10 @@ pub fn run(
     others: &mut [Sequence],
     works: &[Workload],
 ) -> Result<[Sample; 2], EngineError> {
-    session.reset();
+    // The session's own sequence is not touched where others are: it takes no memory then.
+    if others.is_empty() {
+        session.reset();
+    }
     others.iter_mut().for_each(Sequence::reset);
     let tokens = |of: fn(&Workload) -> &Vec<u32>| works.iter().map(|work| of(work).len()).sum();
     let prefill = sample(engine, session, tokens(|work| &work.prompt), |session| {

@@ -146,8 +146,6 @@ pub fn run(args: SpeedArgs, format: FormatArgs, output: &Output) -> Result<Exit,
     check(&args.work, args.engine.ctx)?;
     let subject =
         Subject { dir: model.path(), sizes: open::sizes(model.path())?, machine: Machine::probe()? };
-    let works = workloads(&args.work, subject.sizes.config.vocab);
-    let work = &works[0];
     let mut arms: Vec<Arm> = match &args.compare {
         None => vec![Arm::new("default".to_owned(), settings)],
         Some(compare) => {
@@ -155,6 +153,9 @@ pub fn run(args: SpeedArgs, format: FormatArgs, output: &Output) -> Result<Exit,
             arms.into_iter().map(|(label, settings)| Arm::new(label, settings)).collect()
         }
     };
+    let sequences = arms.iter().map(Arm::sequences).max().unwrap_or(1);
+    let works = workloads(&args.work, subject.sizes.config.vocab, sequences);
+    let work = &works[0];
     let together = together(&mut arms, &subject)?;
     if !together {
         output.note("the arms do not fit into RAM together: each is opened anew in every round");
@@ -260,9 +261,9 @@ pub fn check(work: &WorkArgs, ctx: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The random tokens of a run, for each sequence that may decode. Some repeat a token before them, the nearer the
+/// The random tokens of a run, for each of so many sequences. Some repeat a token before them, the nearer the
 /// likelier: that is what makes neighbours use the same experts.
-pub fn workloads(args: &WorkArgs, vocab: usize) -> Vec<Workload> {
+pub fn workloads(args: &WorkArgs, vocab: usize, sequences: usize) -> Vec<Workload> {
     let of = |sequence: usize| {
         let mut random = Random::of_piece(args.seed, "tokens", sequence as u64);
         let mut tokens: Vec<u32> = Vec::with_capacity(args.prompt_tokens + args.tokens);
@@ -278,7 +279,7 @@ pub fn workloads(args: &WorkArgs, vocab: usize) -> Vec<Workload> {
         let decode = tokens.split_off(args.prompt_tokens);
         Workload { prompt: tokens, decode }
     };
-    (0..PlanOptions::PARALLEL_MAX).map(of).collect()
+    (0..sequences.clamp(1, PlanOptions::PARALLEL_MAX)).map(of).collect()
 }
 
 /// Whether all arms can be open at the same time; if so their budgets are fixed.

@@ -1,8 +1,9 @@
 //! Sixteen f32 at a time: as an array, which defines the operations, and as the registers of x86-64.
 //!
 //! `minus_product` is `sum − self · other`, rounded once; `lower` is `self` of equal ones; `replaced` takes `other`
-//! where the mask is true; `least` is the least lane; `not_above` has a bit for each lane where `self <= other`; `inserted` puts a value, behind those
-//! that are equal, into ascending lanes, and its place among theirs; the last one drops out.
+//! where the mask is true; `least` is the least lane; `not_above` has a bit for each lane where `self <= other`;
+//! `inserted` puts a value, behind those that are equal, into ascending lanes, and its place among theirs; the last one
+//! drops out.
 
 use super::{Group, LANES};
 
