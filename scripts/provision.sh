@@ -45,7 +45,7 @@ waste-plan "$checkpoint/config.json" --ram "$ram" --ctx "$ctx" --json > "$plan.t
 say "download, convert, verify"
 waste-download "$repo" --dest "$checkpoint" "$@" --json \
   | waste-convert - "$converted" --json \
-  | waste-verify - --sums --json > "$work/verify.json" || {
+  | waste-verify - --from-disk --sums --json > "$work/verify.json" || {
   code=$?; say "not installed; run the same command again to go on"; exit $code
 }
 

@@ -101,7 +101,7 @@ pub fn verify(request: &Request, output: &Output, interrupt: &Interrupt) -> Resu
         // What was found sound once is not looked at again after a repair.
         let known = match resume.take() {
             Some(known) => known,
-            None => Resume::open(dir, request.resume.as_deref(), &opened.sha256)?,
+            None => Resume::open(dir, request.resume.as_deref(), &opened.sha256, request.from_disk)?,
         };
         let known = resume.insert(known);
         let geometry = banks::geometry(dir, &opened.manifest)?;

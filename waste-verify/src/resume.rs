@@ -26,6 +26,9 @@ pub(crate) struct Resume {
 struct State {
     version: u32,
     manifest_sha256: String,
+    /// What was found sound was read from the disk.
+    #[serde(default)]
+    from_disk: bool,
     files: BTreeMap<String, Known>,
 }
 
@@ -39,22 +42,31 @@ struct Known {
 }
 
 impl Resume {
-    /// Reads the state of an earlier run on the same container, or begins one.
+    /// Reads the state of an earlier run on the same container, or begins one. What was found sound in memory does not
+    /// count where all is to be read from the disk.
     ///
     /// # Errors
     /// The file is there, but is no such state (exit 3).
-    pub fn open(dir: &Path, path: Option<&Path>, manifest_sha256: &str) -> Result<Resume, Failure> {
+    pub fn open(
+        dir: &Path,
+        path: Option<&Path>,
+        manifest_sha256: &str,
+        from_disk: bool,
+    ) -> Result<Resume, Failure> {
         let fresh = || State {
             version: VERSION,
             manifest_sha256: manifest_sha256.to_owned(),
+            from_disk,
             files: BTreeMap::new(),
         };
         let state = match path {
             Some(path) if path.exists() => read(path)?,
             _ => fresh(),
         };
-        // Of another container, or of what this one was before.
-        let state = if state.manifest_sha256 == manifest_sha256 { state } else { fresh() };
+        // Of another container, or of what this one was before, or of less.
+        let counts = state.manifest_sha256 == manifest_sha256 && (state.from_disk || !from_disk);
+        let mut state = if counts { state } else { fresh() };
+        state.from_disk &= from_disk;
         Ok(Resume { dir: dir.to_owned(), path: path.map(Path::to_owned), state: Mutex::new(state) })
     }
 

@@ -237,6 +237,15 @@ fn an_interrupted_run_goes_on_where_it_stopped() {
     fs::write(&state, known(meta.len()).to_string()).unwrap();
     fixture.report(&["--resume", path], Exit::Done);
     assert!(!state.exists());
+    // What was seen in memory does not count for the disk; what was seen on the disk counts for either.
+    fs::write(&state, known(meta.len()).to_string()).unwrap();
+    fixture.report(&["--resume", path, "--from-disk"], Exit::No);
+    let mut on_disk = known(meta.len());
+    on_disk["from_disk"] = true.into();
+    for more in [&["--from-disk"][..], &[]] {
+        fs::write(&state, on_disk.to_string()).unwrap();
+        fixture.report(&[&["--resume", path], more].concat(), Exit::Done);
+    }
     // Another time, another size, another manifest: it is looked at.
     for state_text in
         [known(1).to_string(), known(meta.len()).to_string().replace("_sha256\":\"", "_sha256\":\"0")]
