@@ -124,13 +124,13 @@ pub fn convert(request: &Request, output: &Output, interrupt: &Interrupt) -> Res
     conversion.report(&done, start)
 }
 
-/// Takes the container's directory. A run of some layers gives it back as soon as it has looked around, so another one
-/// that meets it there waits a moment.
+/// Takes the container's directory. Another run of some layers gives it back as soon as it has looked around, and a
+/// worker that was just being started when its parent was killed as soon as it runs: both are waited for.
 fn writer(request: &Request) -> Result<ContainerWriter, ConvertError> {
-    let patience = match request.work {
-        Work::Layers(_) => Duration::from_secs(10),
-        _ => Duration::ZERO,
-    };
+    let patience = Duration::from_secs(match request.work {
+        Work::Layers(_) => 10,
+        _ => 1,
+    });
     let start = Instant::now();
     loop {
         match ContainerWriter::create(&request.container) {

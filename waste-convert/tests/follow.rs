@@ -17,9 +17,9 @@ use waste_tests::tool::{Ran, process};
 const OPTIONS: [&str; 5] = ["--cb-sample", "1024", "--effort", "fast", "--json"];
 
 /// What a downloader knows of a checkpoint before it has fetched anything.
-fn begin(dir: &Path) -> State {
+fn begin(dir: &Path, from: &Path) -> State {
     let mut state = State::new("owner/name", Some("main"), "0123456789abcdef");
-    for entry in fs::read_dir(tales()).unwrap() {
+    for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
         let name = entry.file_name().into_string().unwrap();
         let size = entry.metadata().unwrap().len();
@@ -30,8 +30,8 @@ fn begin(dir: &Path) -> State {
 }
 
 /// Fetches one file.
-fn fetch(dir: &Path, state: &mut State, name: &str) {
-    let content = fs::read(tales().join(name)).unwrap();
+fn fetch(dir: &Path, from: &Path, state: &mut State, name: &str) {
+    let content = fs::read(from.join(name)).unwrap();
     fs::write(dir.join(name), &content).unwrap();
     let file = state.files.get_mut(name).unwrap();
     (file.sha256, file.done) = (Some(sha256_hex(&content)), true);
@@ -41,7 +41,15 @@ fn fetch(dir: &Path, state: &mut State, name: &str) {
 fn fetch_small(dir: &Path, state: &mut State) {
     let names: Vec<String> =
         state.files.keys().filter(|name| !name.ends_with(".safetensors")).cloned().collect();
-    names.iter().for_each(|name| fetch(dir, state, name));
+    names.iter().for_each(|name| fetch(dir, &tales(), state, name));
+}
+
+/// Fetches a whole checkpoint.
+fn fetched(dir: &Path, from: &Path) {
+    fs::create_dir(dir).unwrap();
+    let mut state = begin(dir, from);
+    let names: Vec<String> = state.files.keys().cloned().collect();
+    names.iter().for_each(|name| fetch(dir, from, &mut state, name));
 }
 
 fn wait(until: &dyn Fn() -> bool) {
@@ -60,10 +68,7 @@ fn shards(dir: &Path) -> usize {
 /// The container of a checkpoint that was fetched as a whole.
 fn whole(dir: &Path) -> std::path::PathBuf {
     let (checkpoint, container) = (dir.join("whole-checkpoint"), dir.join("whole"));
-    fs::create_dir(&checkpoint).unwrap();
-    let mut state = begin(&checkpoint);
-    let names: Vec<String> = state.files.keys().cloned().collect();
-    names.iter().for_each(|name| fetch(&checkpoint, &mut state, name));
+    fetched(&checkpoint, &tales());
     convert(&checkpoint, &container, &OPTIONS[..4]);
     container
 }
@@ -77,7 +82,7 @@ fn shards_are_used_as_they_arrive_and_removed() {
     let whole = whole(dir.path());
     let (checkpoint, container) = (dir.path().join("checkpoint"), dir.path().join("pieces"));
     fs::create_dir(&checkpoint).unwrap();
-    let mut state = begin(&checkpoint);
+    let mut state = begin(&checkpoint, &tales());
     let start = || {
         let mut command = process("waste-convert");
         command.arg(&checkpoint).arg(&container).args(OPTIONS).args(["--follow", "--reclaim", "on"]);
@@ -92,7 +97,7 @@ fn shards_are_used_as_they_arrive_and_removed() {
     assert_eq!(order.len(), 4);
     let mut peak = 0;
     for (number, shard) in order.iter().enumerate() {
-        fetch(&checkpoint, &mut state, shard);
+        fetch(&checkpoint, &tales(), &mut state, shard);
         peak = peak.max(shards(&checkpoint));
         // What two shards share needs both.
         let before = number;
@@ -128,10 +133,7 @@ fn run_has_caught_up(checkpoint: &Path, number: usize) -> bool {
 fn what_would_be_removed_is_named_and_kept() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = dir.path().join("checkpoint");
-    fs::create_dir(&checkpoint).unwrap();
-    let mut state = begin(&checkpoint);
-    let names: Vec<String> = state.files.keys().cloned().collect();
-    names.iter().for_each(|name| fetch(&checkpoint, &mut state, name));
+    fetched(&checkpoint, &tales());
     let mut command = process("waste-convert");
     command.arg(&checkpoint).arg(dir.path().join("c")).args(OPTIONS).args(["--reclaim", "dry"]);
     let ran = Ran::from_output(command.output().unwrap()).done();
@@ -150,13 +152,13 @@ fn nothing_is_removed_where_it_could_be_missed() {
     let beside = beside.path().join("c.waste");
     // Not verified by a download.
     refused(dir.path(), &beside, &on, 2, "unsafe_reclaim");
-    begin(dir.path());
+    begin(dir.path(), &tales());
     refused(dir.path(), &beside, &["--reclaim", "on", "--layers", "1"], 2, "unsafe_reclaim");
     // Verified, but for one shard, which stays.
-    let mut state = begin(dir.path());
+    let mut state = begin(dir.path(), &tales());
     let names: Vec<String> = state.files.keys().cloned().collect();
     for name in names.iter().filter(|name| !name.contains("00002")) {
-        fetch(dir.path(), &mut state, name);
+        fetch(dir.path(), &tales(), &mut state, name);
     }
     convert(dir.path(), &beside, &["--cb-sample", "1024", "--effort", "fast", "--reclaim", "on"]);
     assert_eq!(shards(dir.path()), 1);
@@ -191,10 +193,7 @@ fn a_damaged_layer_whose_shards_are_gone_is_kept() {
         // Others than before: what an orphaned worker holds cannot be removed on Windows.
         let (checkpoint, container) =
             (dir.path().join(format!("checkpoint-{step}")), dir.path().join(format!("c-{step}")));
-        fs::create_dir(&checkpoint).unwrap();
-        let mut state = begin(&checkpoint);
-        let names: Vec<String> = state.files.keys().cloned().collect();
-        names.iter().for_each(|name| fetch(&checkpoint, &mut state, name));
+        fetched(&checkpoint, &tales());
         let mut command = process("waste-convert");
         command.arg(&checkpoint).arg(&container).args(OPTIONS).args(["--reclaim", "on", "--jobs", "1"]);
         // No pipe to wait for: under Wine a worker whose parent dies while it is started may stay, and hold it.
@@ -220,4 +219,39 @@ fn a_damaged_layer_whose_shards_are_gone_is_kept() {
     }
     refused(&checkpoint, &container, &OPTIONS[..4], 3, "missing_shards");
     assert!(fs::read(&bank).unwrap() == bytes);
+}
+
+/// Power fails between any two durable steps, removals of shards among them: the next run ends with the same bytes.
+#[test]
+fn a_death_at_any_durable_step_costs_no_shard_that_is_needed() {
+    if waste_tests::tool::emulated() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (linear, weights) = (golden("tiny-linear"), dir.path().join("importance"));
+    importance(&weights, &linear, 5.0);
+    let options = [&OPTIONS[..4], &["--jobs", "1", "--importance", weights.to_str().unwrap()]].concat();
+    let (checkpoint, whole) = (dir.path().join("whole-checkpoint"), dir.path().join("whole"));
+    fetched(&checkpoint, &linear);
+    convert(&checkpoint, &whole, &options);
+    let reclaim = [&options[..], &["--reclaim", "on"]].concat();
+    let (mut died, mut with_shards_gone) = (0, 0);
+    for step in 1..=80 {
+        let (checkpoint, pieces) =
+            (dir.path().join(format!("checkpoint-{step}")), dir.path().join(format!("{step}")));
+        fetched(&checkpoint, &linear);
+        let mut command = process("waste-convert");
+        command.arg(&checkpoint).arg(&pieces).args(&reclaim);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let status = command.env("WASTE_ABORT_AT_STEP", step.to_string()).status().unwrap();
+        died += u32::from(!status.success());
+        with_shards_gone += u32::from(!status.success() && shards(&checkpoint) < 4);
+        convert(&checkpoint, &pieces, &reclaim);
+        assert_same(&whole, &pieces);
+        assert_eq!(shards(&checkpoint), 0, "step {step}");
+        if status.success() {
+            break;
+        }
+    }
+    assert!(died >= 20 && with_shards_gone >= 4, "{died} runs died, {with_shards_gone} with shards gone");
 }

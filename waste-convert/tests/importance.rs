@@ -4,32 +4,11 @@
 
 mod util;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use util::*;
-use waste_common::checkpoint::Checkpoint;
-use waste_common::config::ModelConfig;
-use waste_common::importance::{InputSquares, write};
 
 const OPTIONS: [&str; 4] = ["--cb-sample", "1024", "--effort", "fast"];
-
-/// A file of importance for a checkpoint: one token for each expert, the first columns much larger.
-fn importance(path: &Path, checkpoint: &Path, large: f32) {
-    let checkpoint = Checkpoint::open(checkpoint).unwrap();
-    let config = ModelConfig::from_checkpoint(checkpoint.config()).unwrap();
-    let mut layers = BTreeMap::new();
-    for layer in config.moe_layers() {
-        let moe = config.moe_of(layer).unwrap();
-        let mut squares = InputSquares::new(moe.experts, moe.input, moe.intermediate);
-        let row = |width| (0..width).map(|c| if c < width / 4 { large } else { 1.0 }).collect::<Vec<f32>>();
-        for expert in 0..moe.experts {
-            squares.add(expert, &row(moe.input).repeat(100), &row(moe.intermediate).repeat(100));
-        }
-        layers.insert(layer as u16, squares);
-    }
-    write(path, &layers).unwrap();
-}
 
 #[test]
 fn the_result_is_the_same_whatever_the_workers_and_only_the_same_file_goes_on() {

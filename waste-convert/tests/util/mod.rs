@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use assert_cmd::Command;
 use serde_json::Value;
 use waste_common::checkpoint::Checkpoint;
+use waste_common::config::ModelConfig;
+use waste_common::importance::{self, InputSquares};
 
 /// A file or directory of the project's `tests`.
 pub fn shared(name: &str) -> PathBuf {
@@ -95,4 +97,21 @@ pub fn edit(file: &Path, change: impl FnOnce(&mut Value)) {
     let mut value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
     change(&mut value);
     fs::write(file, value.to_string()).unwrap();
+}
+
+/// A file of importance for a checkpoint: one token for each expert, the first columns much larger.
+pub fn importance(path: &Path, checkpoint: &Path, large: f32) {
+    let checkpoint = Checkpoint::open(checkpoint).unwrap();
+    let config = ModelConfig::from_checkpoint(checkpoint.config()).unwrap();
+    let mut layers = BTreeMap::new();
+    for layer in config.moe_layers() {
+        let moe = config.moe_of(layer).unwrap();
+        let mut squares = InputSquares::new(moe.experts, moe.input, moe.intermediate);
+        let row = |width| (0..width).map(|c| if c < width / 4 { large } else { 1.0 }).collect::<Vec<f32>>();
+        for expert in 0..moe.experts {
+            squares.add(expert, &row(moe.input).repeat(100), &row(moe.intermediate).repeat(100));
+        }
+        layers.insert(layer as u16, squares);
+    }
+    importance::write(path, &layers).unwrap();
 }
