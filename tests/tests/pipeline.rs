@@ -54,6 +54,18 @@ fn a_checkpoint_is_run_without_a_container() {
 }
 
 #[test]
+fn a_plan_with_images_is_followed() {
+    let model = data("interop/tiny-k3.waste");
+    let plan = piped("waste-plan", &[arg(&model), "--vision", "--ctx", "300", "--json"], "").done();
+    let planned = plan.json("waste-plan/1");
+    assert!(planned["vision_bytes"].as_u64().unwrap() > 0);
+    let image = data("golden/tiny-k3/image.png");
+    let args = ["-", "It shows", "-n", "2", "--image", arg(&image), "--json"];
+    let report = piped("waste-run", &args, &plan.stdout).done().json("waste-run/1");
+    assert_eq!((&report["ctx"], &report["budget_bytes"]), (&json!(300), &planned["budget_bytes"]));
+}
+
+#[test]
 fn with_a_model_from_stdin_the_text_comes_from_elsewhere() {
     let download = downloaded("golden/tiny-k3/ckpt");
     for args in [&["-", "--json"][..], &["-", "-", "--json"], &["eval", "-", "--json"]] {

@@ -142,12 +142,26 @@ pub struct RunArgs {
     /// Write text that this grammar describes (Lark's syntax, from `start`), and nothing else
     #[arg(long, value_name = "FILE", conflicts_with = "json_schema", help_heading = "Sampling")]
     pub grammar: Option<PathBuf>,
+    /// Images
+    #[command(flatten)]
+    pub images: ImageArgs,
     /// Sampling
     #[command(flatten)]
     pub sampling: SamplingArgs,
     /// Opening the model
     #[command(flatten)]
     pub open: ModelArgs,
+}
+
+/// Images.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ImageArgs {
+    /// Put an image before the text: PNG, JPEG, GIF, BMP, TGA, WebP (repeatable, at most 16)
+    #[arg(long = "image", value_name = "FILE", help_heading = "Images")]
+    pub images: Vec<PathBuf>,
+    /// Patches of 14 x 14 pixels an image is shrunk to; four of them take one token [default: 1024]
+    #[arg(long, value_name = "N", value_parser = patches, allow_negative_numbers = true, help_heading = "Images")]
+    pub max_patches: Option<usize>,
 }
 
 /// How tokens are chosen.
@@ -238,6 +252,12 @@ pub struct ChatArgs {
     /// Keep no history of what is typed
     #[arg(long)]
     pub no_history: bool,
+    /// Accept images later, with /image, if none is given now: takes more memory
+    #[arg(long, help_heading = "Images")]
+    pub vision: bool,
+    /// Images
+    #[command(flatten)]
+    pub images: ImageArgs,
     /// Most tokens of an answer, its thinking included [default: as the context allows]
     #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = number::<usize>, allow_negative_numbers = true, help_heading = "Sampling")]
     pub tokens: Option<usize>,
@@ -298,6 +318,9 @@ pub struct EvalArgs {
     /// Write `logits` [positions, vocabulary] and `ids` [positions] to a safetensors file
     #[arg(long, value_name = "FILE")]
     pub save_logits: Option<PathBuf>,
+    /// Images
+    #[command(flatten)]
+    pub images: ImageArgs,
     /// Opening the model
     #[command(flatten)]
     pub open: ModelArgs,
@@ -405,6 +428,11 @@ fn ctx(text: &str) -> Result<usize, String> {
 
 fn chunk(text: &str) -> Result<usize, String> {
     whole(text, 1, PlanOptions::CHUNK_MAX)
+}
+
+/// What [`waste_common::plan`] has memory for.
+fn patches(text: &str) -> Result<usize, String> {
+    whole(text, 4, waste_engine::vision::PATCHES_DEFAULT)
 }
 
 fn budget(text: &str) -> Result<Budget, String> {

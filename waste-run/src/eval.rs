@@ -12,6 +12,7 @@ use waste_engine::tokenizer::Tokenizer;
 use waste_engine::{EngineError, Wanted};
 
 use crate::args::EvalArgs;
+use crate::images::Given;
 use crate::{input, open};
 
 #[derive(Serialize)]
@@ -35,7 +36,8 @@ struct Candidate {
 /// Evaluates a text.
 pub fn run(args: EvalArgs, output: &Output) -> Result<Exit, Failure> {
     let model = resolve_model(&args.model)?;
-    let found = open::find(&model, &args.open, output)?;
+    let mut found = open::find(&model, &args.open, output)?;
+    let images = Given::look(&args.images, &mut found, model.path())?;
     let tokenizer = Tokenizer::open(model.path());
     let ids = match &args.ids {
         Some(ids) => ids.0.clone(),
@@ -49,12 +51,13 @@ pub fn run(args: EvalArgs, output: &Output) -> Result<Exit, Failure> {
                         .map_or_else(|| Failure::internal("no tokenizer"), Into::into));
                 }
             };
-            input::encode(tokenizer, &text, !args.no_bos)?
+            input::encode(tokenizer, &images, &text, !args.no_bos)?
         }
     };
     if ids.is_empty() {
         return Err(Failure::usage("there is no token to evaluate"));
     }
+    let places = images.places(&ids, found.config(), 0)?;
     let vocab = found.config().vocab;
     let planned = found.plan(&ids, output)?;
     let mut saved = match &args.save_logits {
@@ -64,6 +67,7 @@ pub fn run(args: EvalArgs, output: &Output) -> Result<Exit, Failure> {
     let opened = planned.load(output)?;
     let engine = &opened.engine;
     let mut session = engine.session()?;
+    images.queue(&places, engine, &mut session, output)?;
     let mut last = Vec::new();
     let wanted = if saved.is_some() { Wanted::All } else { Wanted::Last };
     engine.forward(&mut session, &ids, wanted, &mut |position, logits| {

@@ -8,6 +8,7 @@ use waste_engine::tokenizer::{Tokenizer, TokenizerError};
 use waste_engine::{EngineError, Finish, Listener, Request, Session, SoFar};
 
 use crate::args::{RunArgs, TextArgs};
+use crate::images::Given;
 use crate::input;
 use crate::open::{self, size};
 use crate::sampling;
@@ -82,7 +83,8 @@ impl Listener for Teller<'_> {
 pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
     let model = args.model.as_deref().ok_or_else(|| Failure::usage("a MODEL is needed; see --help"))?;
     let model = resolve_model(model)?;
-    let found = open::find(&model, &args.open, output)?;
+    let mut found = open::find(&model, &args.open, output)?;
+    let images = Given::look(&args.images, &mut found, model.path())?;
     let tokenizer = match Tokenizer::open(model.path()) {
         Err(TokenizerError::Missing { .. }) if args.ids.is_some() => None,
         outcome => Some(outcome?),
@@ -96,9 +98,11 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
         (None, None) => return Err(Failure::internal("no tokenizer")),
         (None, Some(tokenizer)) => {
             let text = input::text(&text, model.chained().is_some())?;
-            input::encode(tokenizer, &text, !args.no_bos && saved.is_none())?
+            input::encode(tokenizer, &images, &text, !args.no_bos && saved.is_none())?
         }
     };
+    let start = saved.as_ref().map_or(0, |saved| saved.text().tokens.len());
+    let places = images.places(&prompt, found.config(), start)?;
     let mut going = Going::new(&args, saved, prompt)?;
     let mut request = Request {
         max_tokens: going.max_tokens,
@@ -128,6 +132,7 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
     let opened = found.plan(&going.tokens, output)?.load(output)?;
     let engine = &opened.engine;
     let mut session = going.start(engine, args.session.is_some())?;
+    going.images.extend(images.queue(&places, engine, &mut session, output)?);
     let begun = going.begun_tokens();
     let keeper = args.session.as_deref().map(|path| Keeper::new(path, args.autosave, engine, going, output));
     let mut teller = Teller { output, keeper, failed: None };

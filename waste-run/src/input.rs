@@ -7,6 +7,7 @@ use waste_common::cli::Failure;
 use waste_engine::tokenizer::Tokenizer;
 
 use crate::args::TextArgs;
+use crate::images::Given;
 
 /// Longest text that is read.
 const TEXT_BYTES_MAX: u64 = 1 << 30;
@@ -61,12 +62,13 @@ fn read(source: impl Read, name: &str) -> Result<String, Failure> {
     })
 }
 
-/// A text's tokens, after [BOS] if wanted.
-pub fn encode(tokenizer: &Tokenizer, text: &str, bos: bool) -> Result<Vec<u32>, Failure> {
+/// The tokens of images and a text, after [BOS] if wanted.
+pub fn encode(tokenizer: &Tokenizer, images: &Given, text: &str, bos: bool) -> Result<Vec<u32>, Failure> {
     let mut ids = Vec::new();
     if bos {
         ids.push(self::bos(tokenizer)?);
     }
+    ids.extend(images.markup(tokenizer));
     ids.extend(tokenizer.encode(text));
     Ok(ids)
 }

@@ -7,6 +7,7 @@ mod batch;
 mod chat;
 mod eval;
 mod generate;
+mod images;
 mod info;
 mod input;
 mod learn;
@@ -28,6 +29,7 @@ pub const TOOL: Tool = Tool {
     schema: "waste-run/1",
     examples: "  Continue a text:         waste-run k3.waste \"Once upon a time\" -n 200\n  \
                Talk with the model:     waste-run chat k3.waste --system \"Be brief.\" --max-think 400\n  \
+               About a picture:         waste-run k3.waste \"The picture shows\" --image cat.png\n  \
                Many turns:              waste-run chat k3.waste --no-thinking --json < questions.txt\n  \
                Questions overnight:     waste-run batch k3.waste questions.jsonl --out answers.jsonl\n  \
                JSON and nothing else:   waste-run k3.waste \"The king's name, as JSON:\" --json-schema name.json\n  \

@@ -108,6 +108,16 @@ impl<'a> Found<'a> {
         self.options.ctx
     }
 
+    /// Whether the plan counts images.
+    pub fn vision(&self) -> bool {
+        self.options.vision
+    }
+
+    /// Makes the plan count images.
+    pub fn count_images(&mut self) {
+        self.options.vision = true;
+    }
+
     /// Plans a run and reserves what it takes; refuses `tokens` that do not fit.
     pub fn plan(self, tokens: &[u32], output: &Output) -> Result<Planned<'a>, Failure> {
         let interrupt = Interrupt::install()?;
@@ -248,11 +258,7 @@ fn plan_options(
             options.kv =
                 kv.parse().map_err(|error| Failure::data("invalid_plan", format!("kv `{kv}`: {error}")))?;
         }
-        if planned.vision()?.unwrap_or(false) {
-            return Err(Failure::usage(
-                "the plan includes images, which waste-run cannot take yet; plan without --vision",
-            ));
-        }
+        options.vision = planned.vision()?.unwrap_or(false);
     }
     options.ctx = args.ctx.unwrap_or(options.ctx);
     options.kv = args.kv.unwrap_or(options.kv);

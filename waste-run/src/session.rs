@@ -23,7 +23,8 @@ pub struct Going {
     pub begun: Option<Begun>,
     /// Most tokens of the answer, begun or not.
     pub max_tokens: usize,
-    images: Vec<ImageSpan>,
+    /// Images in the text.
+    pub images: Vec<ImageSpan>,
     answer: usize,
 }
 

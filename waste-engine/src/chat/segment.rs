@@ -1,5 +1,6 @@
 //! A prompt as pieces of text, each tokenized on its own.
 
+use super::conversation::Image;
 use crate::tokenizer::Tokenizer;
 
 /// What a segment's text is.
@@ -60,6 +61,14 @@ impl Segments {
     /// Adds text without.
     pub fn content(&mut self, text: &str) {
         self.push(text, Kind::Content);
+    }
+
+    /// Adds the markup of an image, the `index`th of those that go with the text.
+    pub fn image(&mut self, index: usize, image: &Image) {
+        let Image { width, height, rows } = *image;
+        let text =
+            format!("<|media_begin|>image {width}x{height}<|media_content|><|media_pad|><|media_end|>");
+        self.push(&text, Kind::Media { image: index, rows });
     }
 
     pub(super) fn push(&mut self, text: &str, kind: Kind) {

@@ -1,5 +1,7 @@
 //! The model: layers in order, the state they carry, and the working buffers they share.
 
+#[cfg(feature = "vision")]
+mod images;
 mod load;
 mod pass;
 

@@ -23,6 +23,8 @@ pub enum Command {
     Think,
     /// Begin anew.
     Reset,
+    /// Put an image into the next message.
+    Image(PathBuf),
     /// Keep the conversation in a file.
     Save(PathBuf),
     /// Go on with one that was kept.
@@ -41,6 +43,7 @@ pub enum Command {
 pub const HELP: &str = "\
 /think          show or hide what the model thinks
 /system [TEXT]  say what the model is told before all, or tell it more
+/image FILE     put an image into the next message (needs --vision)
 /reset          begin a new conversation
 /save FILE      keep the conversation, with all the model knows of it
 /load FILE      go on with one that was kept; it takes the place of this one
@@ -66,6 +69,7 @@ pub fn parse(line: &str) -> Line {
     match (word, rest) {
         ("think", "") => Line::Command(Command::Think),
         ("reset", "") => Line::Command(Command::Reset),
+        ("image", file) if !file.is_empty() => Line::Command(Command::Image(file.into())),
         ("save", file) if !file.is_empty() => Line::Command(Command::Save(file.into())),
         ("load", file) if !file.is_empty() => Line::Command(Command::Load(file.into())),
         ("stats", "") => Line::Command(Command::Stats),
@@ -94,6 +98,7 @@ mod tests {
         assert_eq!(parse("/quit"), Line::Command(Command::Quit));
         assert_eq!(parse("/reset all"), Line::Unknown("/reset all".to_owned()));
         assert_eq!(parse("/save"), Line::Unknown("/save".to_owned()));
+        assert_eq!(parse("/image"), Line::Unknown("/image".to_owned()));
         assert_eq!(parse("/load  a b "), Line::Command(Command::Load("a b".into())));
         for line in HELP.lines().filter(|line| line.starts_with('/')) {
             let usage = line.split("  ").next().unwrap();

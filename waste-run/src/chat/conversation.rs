@@ -4,11 +4,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use waste_common::cli::Failure;
-use waste_engine::chat::{Answer, ChatFormat, Delta, Effort, Limits, Message, Prompt, Turn};
+use waste_engine::chat::{Answer, ChatFormat, Delta, Effort, Image, Limits, Message, Part, Prompt, Turn};
 use waste_engine::sampler::{Mask, Sampler, SamplerOptions, SamplerState, StopMatcher};
-use waste_engine::saved::{self, Text};
+use waste_engine::saved::{self, ImageSpan, Text};
 use waste_engine::tokenizer::Tokenizer;
 use waste_engine::{Engine, EngineError, Finish, Saved, Session, Wanted};
+
+use crate::images;
 
 /// Who answers.
 #[derive(Clone, Copy)]
@@ -65,6 +67,8 @@ pub enum Asked {
     },
     /// It was stopped before the model had read it: the conversation is as it was.
     Unread,
+    /// Likewise, and the conversation cannot be read again, since its images are not known any more: it is empty.
+    Lost,
 }
 
 /// An answer.
@@ -127,6 +131,28 @@ pub struct Conversation<'a> {
     untold: bool,
     /// All that has been said, as the model must have read it before the next message. The state holds the first ones.
     ids: Vec<u32>,
+    /// The images in `ids`; those of a session file have no rows.
+    images: Vec<Placed>,
+    /// Images that go with the next message.
+    attached: Vec<Attached>,
+}
+
+/// An image's place in a text, and the rows that stand there.
+struct Placed {
+    /// Where it is.
+    span: ImageSpan,
+    /// [tokens, hidden].
+    rows: Vec<f32>,
+}
+
+/// An image that is encoded and goes with the next message.
+pub struct Attached {
+    /// What the prompt says of it.
+    pub image: Image,
+    /// Of its file.
+    pub sha256: String,
+    /// [tokens, hidden].
+    pub rows: Vec<f32>,
 }
 
 impl<'a> Conversation<'a> {
@@ -140,7 +166,16 @@ impl<'a> Conversation<'a> {
         system: Option<String>,
     ) -> Result<Conversation<'a>, EngineError> {
         let session = speaker.engine.session()?;
-        Ok(Conversation { speaker, settings, session, untold: system.is_some(), system, ids: Vec::new() })
+        Ok(Conversation {
+            speaker,
+            settings,
+            session,
+            untold: system.is_some(),
+            system,
+            ids: Vec::new(),
+            images: Vec::new(),
+            attached: Vec::new(),
+        })
     }
 
     /// Tokens of the conversation; what closes a cut answer may not fit any more.
@@ -168,6 +203,8 @@ impl<'a> Conversation<'a> {
     pub fn reset(&mut self) {
         self.session.reset();
         self.ids.clear();
+        self.images.clear();
+        self.attached.clear();
         self.untold = self.system.is_some();
     }
 
@@ -178,7 +215,7 @@ impl<'a> Conversation<'a> {
     pub fn save(&self, path: &Path) -> Result<(), EngineError> {
         let text = Text {
             tokens: self.ids.clone(),
-            images: Vec::new(),
+            images: self.images.iter().map(|placed| placed.span.clone()).collect(),
             // Each answer begins its own random numbers.
             sampler: SamplerState {
                 seed: self.settings.sampler.seed.unwrap_or_default(),
@@ -201,7 +238,7 @@ impl<'a> Conversation<'a> {
         let saved = Saved::open(path)?
             .ok_or_else(|| Failure::data("no_session", format!("there is no file {}", path.display())));
         let mut saved = saved?;
-        let ids = saved.text().tokens.clone();
+        let Text { tokens: ids, images, .. } = saved.text().clone();
         if let Err(error) = saved.restore(self.speaker.engine, &mut self.session) {
             if self.session.check_intact().is_err() {
                 self.reset();
@@ -209,16 +246,39 @@ impl<'a> Conversation<'a> {
             return Err(error.into());
         }
         self.ids = ids;
+        self.images = images.into_iter().map(|span| Placed { span, rows: Vec::new() }).collect();
+        self.attached.clear();
         self.system = None;
         self.untold = false;
         Ok(())
     }
 
+    /// Images of the conversation, those of the next message included.
+    pub fn images(&self) -> usize {
+        self.images.len() + self.attached.len()
+    }
+
+    /// Adds an image to the next message.
+    pub fn attach(&mut self, attached: Attached) {
+        self.attached.push(attached);
+    }
+
+    /// The rows of an image that is here already, by its file's hash.
+    pub fn rows(&self, sha256: &str) -> Option<&[f32]> {
+        let placed = self.images.iter().map(|placed| (&placed.span.sha256, &placed.rows));
+        let attached = self.attached.iter().map(|attached| (&attached.sha256, &attached.rows));
+        let mut known = placed.chain(attached).filter(|(_, rows)| !rows.is_empty());
+        known.find(|(known, _)| *known == sha256).map(|(_, rows)| rows.as_slice())
+    }
+
     /// The prompt of the next turn: all of it at the beginning, then what is new.
     fn prompt(&self, message: &str) -> Prompt {
         let system = self.system.iter().filter(|_| self.untold).map(Message::system);
+        let images = (0..self.attached.len()).map(Part::Image);
+        let content = images.chain([Part::Text(message.to_owned())]).collect();
         Prompt {
-            messages: system.chain([Message::user(message)]).collect(),
+            messages: system.chain([Message::User { name: String::new(), content }]).collect(),
+            images: self.attached.iter().map(|attached| attached.image).collect(),
             thinking: self.settings.effort.is_some(),
             effort: self.settings.effort.filter(|_| self.ids.is_empty()),
             ..Prompt::default()
@@ -255,14 +315,32 @@ impl<'a> Conversation<'a> {
         let full = limits.tokens == room;
         let mut turn = Turn::new(format, tokenizer, &prompt, self.settings.sampler.clone(), limits)?;
 
+        let places = images::places(&prompt.images, &new, self.speaker.engine.config())?;
+        let before = self.images.len();
+        for (attached, place) in self.attached.drain(..).zip(places) {
+            let Attached { image, sha256, rows } = attached;
+            let span = ImageSpan { position: used + place, tokens: image.rows, sha256 };
+            self.images.push(Placed { span, rows });
+        }
         self.ids.extend(new);
         let reused_tokens = self.session.position();
         let unread = self.ids[reused_tokens..].to_vec();
+        for placed in self.images.iter().filter(|placed| placed.span.position >= reused_tokens) {
+            self.session.queue_image(&placed.rows);
+        }
         let start = Instant::now();
         let Some(mut deltas) = self.step(&unread, &mut turn)? else {
             // The state is that of no place in the conversation.
             self.session.reset();
             self.ids.truncate(used);
+            let taken_back = self.images.drain(before..).zip(prompt.images);
+            self.attached = taken_back
+                .map(|(placed, image)| Attached { image, sha256: placed.span.sha256, rows: placed.rows })
+                .collect();
+            if self.images.iter().any(|placed| placed.rows.is_empty()) {
+                self.reset();
+                return Ok(Asked::Lost);
+            }
             return Ok(Asked::Unread);
         };
         self.untold = false;
@@ -364,7 +442,7 @@ mod tests {
         match asked {
             Asked::Answered(answered) => answered,
             Asked::TooLong { wanted, used, ctx } => panic!("{wanted} {used} {ctx}"),
-            Asked::Unread => panic!("unread"),
+            Asked::Unread | Asked::Lost => panic!("unread"),
         }
     }
 
@@ -392,7 +470,7 @@ mod tests {
                 Message::Assistant {
                     name: String::new(),
                     reasoning: String::new(),
-                    content: vec![waste_engine::chat::Part::Text(first.answer.content)],
+                    content: vec![Part::Text(first.answer.content)],
                     calls: Vec::new(),
                 },
                 Message::user("Another one."),

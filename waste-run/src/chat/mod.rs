@@ -1,5 +1,6 @@
 //! Talking with a model: on a terminal, or one message a line from standard input.
 
+mod album;
 mod commands;
 mod conversation;
 mod history;
@@ -20,6 +21,7 @@ use waste_engine::tokenizer::Tokenizer;
 use crate::args::{ChatArgs, EffortArg};
 use crate::open::{self, Opened, size};
 use crate::sampling;
+use album::Album;
 use commands::{Command, HELP, Line};
 use conversation::{Answered, Asked, Conversation, Settings, Speaker};
 use input::Input;
@@ -73,7 +75,10 @@ pub fn run(args: ChatArgs, output: &Output) -> Result<Exit, Failure> {
         return Err(Failure::usage("messages come from standard input, so MODEL cannot be `-`; name it"));
     }
     let model = resolve_model(&args.model)?;
-    let found = open::find(&model, &args.open, output)?;
+    let mut found = open::find(&model, &args.open, output)?;
+    let mut album = Album::open(&args, &mut found, model.path())?;
+    let given = args.images.images.iter().map(|path| album.look(path));
+    let given = given.collect::<Result<Vec<_>, Failure>>()?;
     let tokenizer = Tokenizer::open(model.path())?;
     let format = match args.raw {
         true => ChatFormat::raw(&tokenizer),
@@ -93,8 +98,13 @@ pub fn run(args: ChatArgs, output: &Output) -> Result<Exit, Failure> {
     let opened = found.plan(&[], output)?.load(output)?;
     let speaker = Speaker { engine: &opened.engine, tokenizer: &tokenizer, format: &format };
     let mut input = Input::open(!args.no_history, output)?;
+    let mut conversation = Conversation::new(speaker, settings, args.system)?;
+    for seen in &given {
+        album.attach(seen, &opened.engine, &mut conversation, output)?;
+    }
     let mut chat = Chat {
-        conversation: Conversation::new(speaker, settings, args.system)?,
+        conversation,
+        album,
         show: Show::new(input.interactive(), output),
         opened: &opened,
         output,
@@ -132,6 +142,7 @@ fn effort(args: &ChatArgs, format: &ChatFormat) -> Result<Option<Effort>, Failur
 
 struct Chat<'a> {
     conversation: Conversation<'a>,
+    album: Album,
     show: Show<'a>,
     opened: &'a Opened,
     output: &'a Output,
@@ -187,6 +198,13 @@ impl Chat<'_> {
             Asked::Unread => {
                 self.output.note(
                     "stopped while the message was read: it is taken back, and the conversation will be read again",
+                );
+                return self.go_on();
+            }
+            Asked::Lost => {
+                self.output.warn(
+                    "stopped while the message was read; the conversation, whose images came with a file, is gone: \
+                     /load it again",
                 );
                 return self.go_on();
             }
@@ -265,6 +283,26 @@ impl Chat<'_> {
                 let outcome = self.conversation.load(&path);
                 let known = self.conversation.used();
                 self.say(outcome, format_args!("{known} tokens from {}", path.display()), interactive)?;
+            }
+            Command::Image(path) => {
+                let Chat { album, conversation, opened, output, .. } = self;
+                let outcome = album.look(&path).and_then(|seen| {
+                    album.attach(&seen, &opened.engine, conversation, output)?;
+                    Ok(seen.image())
+                });
+                // A Ctrl-C has stopped the encoding.
+                if outcome.as_ref().is_err_and(|failure| failure.exit == Exit::Interrupted) {
+                    self.output.note("stopped; the image was not added");
+                    return self.go_on();
+                }
+                let (image, outcome) = match outcome {
+                    Ok(image) => (Some(image), Ok(())),
+                    Err(failure) => (None, Err(failure)),
+                };
+                let tokens = image.map_or(0, |image| image.rows);
+                let done = format_args!("{} goes with the next message, as {tokens} tokens", path.display())
+                    .to_string();
+                self.say(outcome, format_args!("{done}"), interactive)?;
             }
             Command::Think => {
                 let shown = self.show.toggle_thinking();

@@ -11,7 +11,7 @@ mod results;
 use super::conversation::{Arguments, Call, Image, Message, Part, Prompt, ResponseFormat, ToolChoice};
 use super::error::ChatError;
 use super::json::{Json, Object, Style};
-use super::segment::{Kind, Segments};
+use super::segment::Segments;
 use crate::tokenizer::Tokenizer;
 
 const OPEN: &str = "<|open|>";
@@ -182,11 +182,7 @@ impl Writer<'_> {
                 Part::Text(text) => self.out.content(text),
                 Part::Image(index) => {
                     if let Some(image) = self.images.get(*index) {
-                        let text = format!(
-                            "<|media_begin|>image {}x{}<|media_content|><|media_pad|><|media_end|>",
-                            image.width, image.height
-                        );
-                        self.out.push(&text, Kind::Media { image: *index, rows: image.rows });
+                        self.out.image(*index, image);
                     }
                 }
             }
