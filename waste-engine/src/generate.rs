@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
+use crate::decoding::Decoding;
 use crate::error::EngineError;
 use crate::model::{Engine, Wanted};
 use crate::sampler::{Mask, Sampler, SamplerOptions, SamplerState, StopMatcher, TokenConstraint};
 use crate::session::Session;
-use crate::tokenizer::{TextStream, Tokenizer};
+use crate::tokenizer::Tokenizer;
 
 /// What is to be generated.
 #[derive(Clone, Debug, Default)]
@@ -81,7 +82,7 @@ impl Request {
         Ok(())
     }
 
-    fn sampler(&self) -> Result<Sampler, EngineError> {
+    pub(crate) fn sampler(&self) -> Result<Sampler, EngineError> {
         let options = self.sampler.clone();
         Ok(match &self.begun {
             None => Sampler::new(options)?,
@@ -157,108 +158,51 @@ pub fn generate(
     request: &Request,
     listener: &mut dyn Listener,
 ) -> Result<Generation, EngineError> {
-    if request.prompt.is_empty() {
-        return Err(EngineError::Option {
-            what: "prompt",
-            why: "it holds no token to go on from".to_owned(),
-        });
-    }
-    if tokenizer.is_none() && !request.stop.is_empty() {
-        return Err(EngineError::Option {
-            what: "stop strings",
-            why: "without a tokenizer there is no text to find them in".to_owned(),
-        });
-    }
-    let mut choice = Choice { sampler: request.sampler()?, constraint: request.constraint.clone(), request };
-    let mut writer = Writer { tokenizer, stop: StopMatcher::new(&request.stop)?, stream: TextStream::new() };
+    let mut decoding = Decoding::new(request, tokenizer)?;
     let mut generation = Generation {
         tokens: Vec::new(),
         text: String::new(),
         finish: Finish::Length,
-        seed: choice.sampler.seed(),
+        seed: decoding.so_far().sampler.seed,
         prefill_seconds: 0.0,
         decode_seconds: 0.0,
     };
     if request.max_tokens == 0 {
         return Ok(generation);
     }
-    for &token in request.begun.iter().flat_map(|begun| &begun.tokens) {
-        generation.tokens.push(token);
-        if let Some(constraint) = &mut choice.constraint {
-            constraint.accept(token).map_err(|_| EngineError::Option {
-                what: "the grammar",
-                why: "the answer that was begun does not keep to it; go on with the one it was begun with"
-                    .to_owned(),
-            })?;
-        }
-        writer.token(token, &mut generation.text, listener)?;
-    }
-
+    show(&mut decoding, &mut generation.text, listener)?;
     let start = Instant::now();
-    let mut next = prefill(engine, session, &mut choice, &generation.tokens, listener)?;
+    let mut next = prefill(engine, session, &request.prompt, &mut decoding, listener)?;
     generation.prefill_seconds = start.elapsed().as_secs_f64();
     let start = Instant::now();
-    generation.finish = loop {
-        let Some(token) = next else { break Finish::Cancelled };
-        generation.tokens.push(token);
-        if request.stop_ids.contains(&token) {
-            break Finish::Stop;
-        }
-        let ended = choice.took(token)?;
-        writer.token(token, &mut generation.text, listener)?;
-        if writer.stop.stopped().is_some() {
-            break Finish::StopString;
-        }
-        if ended {
-            break Finish::Complete;
-        }
-        if generation.tokens.len() >= request.max_tokens {
-            break Finish::Length;
-        }
+    loop {
+        show(&mut decoding, &mut generation.text, listener)?;
+        let Some(token) = next else { break };
         if session.position() == engine.ctx() {
-            break Finish::Context;
+            decoding.cut(Finish::Context);
+            next = None;
+            continue;
         }
-        pause(session, &generation.tokens, &choice.sampler, None, listener)?;
-        next = step(engine, session, &[token], 0..1, &mut choice)?;
-    };
-    pause(session, &generation.tokens, &choice.sampler, Some(generation.finish), listener)?;
+        listener.pause(session, &decoding.so_far())?;
+        next = step(engine, session, &[token], 0..1, &mut decoding)?;
+    }
+    let so_far = decoding.so_far();
+    listener.pause(session, &so_far)?;
+    generation.tokens.extend_from_slice(so_far.tokens);
+    generation.finish = so_far.finish.unwrap_or(generation.finish);
     if generation.finish == Finish::Stop {
         generation.tokens.pop();
-    }
-    if generation.finish != Finish::StopString {
-        writer.end(&mut generation.text, listener)?;
     }
     generation.decode_seconds = start.elapsed().as_secs_f64();
     Ok(generation)
 }
 
-/// Tokens to visible text.
-struct Writer<'a> {
-    tokenizer: Option<&'a Tokenizer>,
-    stop: StopMatcher,
-    stream: TextStream,
-}
-
-impl Writer<'_> {
-    fn token(
-        &mut self,
-        token: u32,
-        text: &mut String,
-        listener: &mut dyn Listener,
-    ) -> Result<(), EngineError> {
-        let Some(tokenizer) = self.tokenizer else { return Ok(()) };
-        let shown = self.stop.push(&self.stream.push(tokenizer.token_bytes(token)?));
-        show(shown, text, listener)
-    }
-
-    fn end(&mut self, text: &mut String, listener: &mut dyn Listener) -> Result<(), EngineError> {
-        let mut rest = self.stop.push(&self.stream.flush());
-        rest.push_str(&self.stop.flush());
-        show(rest, text, listener)
-    }
-}
-
-fn show(shown: String, text: &mut String, listener: &mut dyn Listener) -> Result<(), EngineError> {
+fn show(
+    decoding: &mut Decoding<'_>,
+    text: &mut String,
+    listener: &mut dyn Listener,
+) -> Result<(), EngineError> {
+    let shown = decoding.take_text();
     if shown.is_empty() {
         return Ok(());
     }
@@ -266,85 +210,46 @@ fn show(shown: String, text: &mut String, listener: &mut dyn Listener) -> Result
     listener.text(&shown)
 }
 
-fn pause(
-    session: &Session,
-    tokens: &[u32],
-    sampler: &Sampler,
-    finish: Option<Finish>,
-    listener: &mut dyn Listener,
-) -> Result<(), EngineError> {
-    listener.pause(session, &SoFar { tokens, sampler: sampler.state(), finish })
-}
-
-/// How the next token is chosen.
-struct Choice<'a> {
-    sampler: Sampler,
-    constraint: Option<Box<dyn TokenConstraint>>,
-    request: &'a Request,
-}
-
-impl Choice<'_> {
-    fn next(&mut self, logits: &[f32]) -> Result<u32, EngineError> {
-        let Some(constraint) = &mut self.constraint else {
-            return Ok(self.sampler.sample(logits, self.request.mask.as_ref())?);
-        };
-        let mut mask = constraint.mask()?;
-        if let Some(allowed) = &self.request.mask {
-            mask.intersect(allowed);
-        }
-        if constraint.may_end()? {
-            self.request.stop_ids.iter().for_each(|id| mask.allow(*id));
-        }
-        Ok(self.sampler.sample(logits, Some(&mask))?)
-    }
-
-    /// Counts a token of the text; true if nothing can follow it.
-    fn took(&mut self, token: u32) -> Result<bool, EngineError> {
-        self.sampler.accept(token);
-        let Some(constraint) = &mut self.constraint else { return Ok(false) };
-        constraint.accept(token)?;
-        Ok(constraint.may_end()? && constraint.mask()?.is_empty())
-    }
-}
-
-/// Takes the prompt in, chunk by chunk, and chooses the first token; `None` if it was cancelled.
+/// Takes the prompt in, chunk by chunk, and chooses the first token; `None` if that was all, or it was cancelled.
 fn prefill(
     engine: &Engine,
     session: &mut Session,
-    choice: &mut Choice<'_>,
-    begun: &[u32],
+    prompt: &[u32],
+    decoding: &mut Decoding<'_>,
     listener: &mut dyn Listener,
 ) -> Result<Option<u32>, EngineError> {
-    let prompt = &choice.request.prompt;
     EngineError::check_tokens(prompt, session.position(), engine.ctx(), engine.config().vocab)?;
     let last = (prompt.len() - 1) / engine.chunk() * engine.chunk();
     for (i, chunk) in prompt[..last].chunks(engine.chunk()).enumerate() {
         let part = i * engine.chunk()..prompt.len();
         match engine.forward_part(session, chunk, part, Wanted::Nothing, &mut |_, _| Ok(())) {
-            Err(EngineError::Interrupted) => return Ok(None),
+            Err(EngineError::Interrupted) => {
+                decoding.cut(Finish::Cancelled);
+                return Ok(None);
+            }
             outcome => outcome?,
         }
-        pause(session, begun, &choice.sampler, None, listener)?;
+        listener.pause(session, &decoding.so_far())?;
     }
-    step(engine, session, &prompt[last..], last..prompt.len(), choice)
+    step(engine, session, &prompt[last..], last..prompt.len(), decoding)
 }
 
-/// Takes tokens in and chooses the next one; `None` if it was cancelled.
+/// Takes tokens in and chooses the next one; `None` if there is none, or it was cancelled.
 fn step(
     engine: &Engine,
     session: &mut Session,
     tokens: &[u32],
     part: std::ops::Range<usize>,
-    choice: &mut Choice<'_>,
+    decoding: &mut Decoding<'_>,
 ) -> Result<Option<u32>, EngineError> {
     let mut next = None;
     let outcome = engine.forward_part(session, tokens, part, Wanted::Last, &mut |_, logits| {
-        next = Some(choice.next(logits)?);
+        next = decoding.next(logits)?;
         Ok(())
     });
     match outcome {
-        Err(EngineError::Interrupted) => Ok(None),
-        Err(error) => Err(error),
-        Ok(()) => Ok(next),
+        Err(EngineError::Interrupted) => decoding.cut(Finish::Cancelled),
+        outcome => outcome?,
     }
+    Ok(next)
 }

@@ -3,6 +3,7 @@
 
 pub mod chat;
 pub mod compute;
+pub mod decoding;
 pub mod defaults;
 pub mod error;
 pub mod experts;
@@ -10,6 +11,7 @@ pub mod generate;
 #[cfg(feature = "grammar")]
 pub mod grammar;
 pub mod kernels;
+pub mod lanes;
 pub mod layers;
 pub mod matrix;
 pub mod model;
@@ -25,8 +27,10 @@ pub mod tokenizer;
 pub mod vision;
 pub mod weights;
 
+pub use decoding::Decoding;
 pub use error::EngineError;
 pub use generate::{Begun, Finish, Generation, Listener, Request, SoFar, generate};
+pub use lanes::{Lanes, Rota};
 pub use model::{Engine, LogitSink, TogetherSink, Trace, Wanted, open_source};
 pub use open::{OpenError, Reserved};
 pub use options::{Arith, EngineOptions, Event, Watch};

@@ -316,7 +316,9 @@ fn health(service: &Service) -> Response<Body> {
         "model": service.settings.model_id,
         "version": env!("CARGO_PKG_VERSION"),
         "uptime_s": service.started.elapsed().as_secs(),
-        "queue": {"running": status.running, "waiting": status.waiting, "capacity": status.capacity},
+        "queue": {
+            "running": status.running, "slots": status.slots, "waiting": status.waiting, "capacity": status.capacity,
+        },
     });
     json_response(if word == "ok" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, &body)
 }

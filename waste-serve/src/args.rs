@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Parser;
 use waste_common::cli::{ByteSize, CommonArgs};
 use waste_common::machine::CpuList;
-use waste_common::plan::{Budget, KvType};
+use waste_common::plan::{Budget, KvType, PlanOptions};
 use waste_engine::Arith;
 
 /// Serve a model over HTTP, as clients of the OpenAI API expect it.
@@ -76,18 +76,22 @@ pub struct Args {
     /// Write what is asked into the log
     #[arg(long, help_heading = "Answers")]
     pub log_content: bool,
-    /// Requests that may wait
+    /// Answers that are written at a time, together: each is the one it would be alone, and takes a context's memory
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parallel, help_heading = "Queue")]
+    pub parallel: usize,
+    /// Requests that may wait beside them
     #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Queue")]
     pub queue: usize,
     /// How long one may, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "1800", value_parser = seconds, help_heading = "Queue")]
     pub queue_timeout: Duration,
-    /// How long the running request has when the server ends, in seconds
+    /// How long the running requests have when the server ends, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds, help_heading = "Queue")]
     pub drain_timeout: Duration,
-    /// Conversations whose states are kept, so that their next turn begins where the last one ended
-    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Queue")]
-    pub reuse_slots: usize,
+    /// Conversations whose states are kept, so that their next turn begins where the last one ended [default: 2, or as
+    /// many as --parallel]
+    #[arg(long, value_name = "N", help_heading = "Queue")]
+    pub reuse_slots: Option<usize>,
     /// Memory for that, within the budget [default: what they take, up to a sixteenth of the usable RAM]
     #[arg(long, value_name = "SIZE", help_heading = "Queue")]
     pub reuse_bytes: Option<ByteSize>,
@@ -130,6 +134,13 @@ pub struct Args {
     /// Output options
     #[command(flatten)]
     pub common: CommonArgs,
+}
+
+/// A number of answers at a time.
+fn parallel(text: &str) -> Result<usize, String> {
+    let most = PlanOptions::PARALLEL_MAX;
+    let number = text.parse().ok().filter(|number| (1..=most).contains(number));
+    number.ok_or_else(|| format!("expected a whole number from 1 to {most}"))
 }
 
 /// A time in seconds, at most a year.

@@ -1,8 +1,8 @@
 //! `waste-serve`: a model over HTTP, as clients of the OpenAI API expect it.
 //!
 //! [`app`] is the whole server without a socket: requests are checked, rendered and tokenized where they come in
-//! ([`request`]), wait in one line ([`queue`]), and are answered one after the other by the thread that owns the model
-//! ([`worker`]); what it says is written as JSON or as events ([`answer`], [`wire`]).
+//! ([`request`]), wait in one line ([`queue`]), and are answered, so many at a time, by the thread that owns the model
+//! ([`worker`], [`writing`]); what it says is written as JSON or as events ([`answer`], [`wire`]).
 #![forbid(unsafe_code)]
 
 pub mod access;
@@ -24,6 +24,7 @@ mod run;
 pub mod service;
 mod wire;
 pub mod worker;
+pub mod writing;
 
 pub use app::app;
 pub use run::run;

@@ -131,6 +131,7 @@ impl Metrics {
             one("waste_requests_total", "counter", &labels, *count);
         }
         one("waste_requests_running", "gauge", "", status.running as u64);
+        one("waste_slots", "gauge", "", status.slots as u64);
         one("waste_queue_waiting", "gauge", "", status.waiting as u64);
         one("waste_prompt_tokens_total", "counter", "", counts.prompt);
         one("waste_prompt_tokens_reused_total", "counter", "", counts.reused);

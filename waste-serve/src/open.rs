@@ -24,6 +24,8 @@ use crate::worker::Open;
 
 /// The states of a conversation that are kept.
 const STATES: u64 = 3;
+/// Conversations whose states are kept by default, if no more than that are written at a time.
+const REUSE_SLOTS: usize = 2;
 /// The default share of the usable RAM for kept states.
 const REUSE_SHARE: u64 = 16;
 
@@ -90,6 +92,7 @@ fn settings(args: &Args, dir: &Path, format: Option<&ChatFormat>, defaults: &Def
         },
         completions_markup: args.completions_markup,
         extra: !args.no_extra,
+        parallel: args.parallel,
         queue: args.queue,
         queue_timeout: args.queue_timeout,
         max_body: usize::try_from(args.max_body.bytes()).unwrap_or(usize::MAX),
@@ -112,8 +115,9 @@ fn engine(
         Source::Checkpoint(checkpoint) => ModelSizes::of_checkpoint_run_directly(checkpoint.config())?,
     };
     let machine = Machine::probe()?;
-    let slots = if args.no_reuse { 0 } else { args.reuse_slots };
-    let state = plan::plan(&sizes, &options, &machine)?.state_bytes;
+    let slots = if args.no_reuse { 0 } else { args.reuse_slots.unwrap_or(args.parallel.max(REUSE_SLOTS)) };
+    let one = PlanOptions { parallel: 1, ..options.clone() };
+    let state = plan::plan(&sizes, &one, &machine)?.state_bytes;
     let wanted = state.saturating_mul(STATES).saturating_mul(slots as u64);
     let most = args.reuse_bytes.map_or(machine.usable_ram_bytes / REUSE_SHARE, |size| size.bytes());
     let kept = wanted.min(most);
@@ -191,6 +195,7 @@ fn plan_options(args: &Args, planned: Option<&Chained>) -> Result<PlanOptions, F
     let wrong = |name: &str, error: String| Failure::usage(format!("{name}: {error}"));
     let mut options = PlanOptions {
         chunk: args.prefill_chunk.unwrap_or(PlanOptions::CHUNK),
+        parallel: args.parallel,
         threads: EngineOptions::default().threads,
         ..PlanOptions::default()
     };

@@ -28,7 +28,8 @@ pub enum Phase {
 
 /// A job in the line, or at the engine.
 pub struct Ticket {
-    id: u64,
+    /// Its number.
+    pub id: u64,
     /// What is to be done.
     pub job: Job,
     /// Who is told.
@@ -40,6 +41,8 @@ pub struct Ticket {
 /// The line.
 pub struct Queue {
     capacity: usize,
+    /// Jobs that are at the engine together.
+    slots: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -47,7 +50,8 @@ pub struct Queue {
 struct State {
     phase: Phase,
     waiting: VecDeque<Ticket>,
-    running: Option<Instant>,
+    /// Jobs at the engine, and since when.
+    running: Vec<(u64, Instant)>,
     /// After this, what runs is cut.
     deadline: Option<Instant>,
     next_id: u64,
@@ -65,6 +69,8 @@ pub struct Status {
     pub phase: Phase,
     /// Jobs at the engine.
     pub running: usize,
+    /// Most of them.
+    pub slots: usize,
     /// Jobs in the line.
     pub waiting: usize,
     /// Most of them.
@@ -86,7 +92,7 @@ impl Handle {
     pub fn ahead(&self) -> Option<usize> {
         let state = self.queue.lock();
         let at = state.waiting.iter().position(|ticket| ticket.id == self.id)?;
-        Some(at + usize::from(state.running.is_some()))
+        Some(at + state.running.len())
     }
 
     /// Takes the job out of the line, if it is still there.
@@ -105,19 +111,19 @@ impl Drop for Handle {
 }
 
 impl Queue {
-    /// A line of at most `capacity` waiting jobs.
-    pub fn new(capacity: usize) -> Queue {
+    /// A line of at most `capacity` waiting jobs, in front of so many `slots` of the engine.
+    pub fn new(capacity: usize, slots: usize) -> Queue {
         let state = State {
             phase: Phase::Loading,
             waiting: VecDeque::new(),
-            running: None,
+            running: Vec::new(),
             deadline: None,
             next_id: 0,
             seconds: 1.0,
             failures: 0,
             ended: false,
         };
-        Queue { capacity, state: Mutex::new(state), changed: Condvar::new() }
+        Queue { capacity, slots, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -129,7 +135,8 @@ impl Queue {
         let state = self.lock();
         Status {
             phase: state.phase,
-            running: usize::from(state.running.is_some()),
+            running: state.running.len(),
+            slots: self.slots,
             waiting: state.waiting.len(),
             capacity: self.capacity,
             failing: state.failures >= FAILURES_MAX,
@@ -148,10 +155,10 @@ impl Queue {
             Phase::Draining => return Err(ApiError::shutting_down()),
             Phase::Serving => (),
         }
-        // One more than wait: the first of an idle line is as good as running.
-        let taken = state.waiting.len() + usize::from(state.running.is_some());
-        if taken > self.capacity {
-            let seconds = state.wait_seconds();
+        // More than wait: those for whom there is a slot are as good as running.
+        let taken = state.waiting.len() + state.running.len();
+        if taken >= self.capacity.saturating_add(self.slots) {
+            let seconds = state.wait_seconds(self.slots);
             let message = format!("{} requests are waiting already; try again in {seconds} s", self.capacity);
             let full = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message);
             return Err(full.with(header::RETRY_AFTER, HeaderValue::from(seconds)));
@@ -173,8 +180,8 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Waits for the next job; `None` when there will be none.
-    pub fn next(&self) -> Option<Ticket> {
+    /// The next job. `None` if there is none now, or if one is waited for and there will be none.
+    pub fn next(&self, wait: bool) -> Option<Ticket> {
         let mut state = self.lock();
         loop {
             if let Some(ticket) = state.waiting.pop_front() {
@@ -182,24 +189,36 @@ impl Queue {
                 if ticket.events.is_closed() {
                     continue;
                 }
-                state.running = Some(Instant::now());
+                state.running.push((ticket.id, Instant::now()));
                 return Some(ticket);
             }
-            if state.phase == Phase::Draining {
+            if !wait || state.phase == Phase::Draining {
                 return None;
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// The job at the engine has ended; `failed` if that was the engine's fault.
-    pub fn finished(&self, failed: bool) {
+    /// A job at the engine has ended.
+    pub fn finished(&self, id: u64) {
         let mut state = self.lock();
-        if let Some(start) = state.running.take() {
+        if let Some(at) = state.running.iter().position(|(running, _)| *running == id) {
+            let (_, start) = state.running.remove(at);
             state.seconds += RECENT * (start.elapsed().as_secs_f64() - state.seconds);
         }
-        state.failures = if failed { state.failures.saturating_add(1) } else { 0 };
         self.changed.notify_all();
+    }
+
+    /// Nothing is at the engine any more.
+    pub fn none_runs(&self) {
+        self.lock().running.clear();
+        self.changed.notify_all();
+    }
+
+    /// How the engine did of late.
+    pub fn engine(&self, well: bool) {
+        let mut state = self.lock();
+        state.failures = if well { 0 } else { state.failures.saturating_add(1) };
     }
 
     /// Takes nothing new, sends those who wait away, and gives what runs so much time.
@@ -223,7 +242,7 @@ impl Queue {
         let mut state = self.lock();
         state.ended = true;
         state.waiting.clear();
-        state.running = None;
+        state.running.clear();
         self.changed.notify_all();
     }
 
@@ -234,10 +253,11 @@ impl Queue {
 }
 
 impl State {
-    /// How long a new job would wait: the rest of the running one and all that wait, by recent speed.
-    fn wait_seconds(&self) -> u64 {
-        let rest = self.running.map_or(0.0, |start| (self.seconds - start.elapsed().as_secs_f64()).max(0.0));
-        let seconds = rest + self.seconds * self.waiting.len() as f64;
+    /// How long a new job would wait, by recent speed: until the first slot is free, and its share of all that wait.
+    fn wait_seconds(&self, slots: usize) -> u64 {
+        let rest = |(_, start): &(u64, Instant)| (self.seconds - start.elapsed().as_secs_f64()).max(0.0);
+        let first = self.running.iter().map(rest).reduce(f64::min).unwrap_or(0.0);
+        let seconds = first + self.seconds * self.waiting.len() as f64 / slots.max(1) as f64;
         (seconds.ceil() as u64).clamp(1, 600)
     }
 }

@@ -17,6 +17,7 @@ use crate::fields::Fields;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
 use crate::worker::{Open, Worker};
+use crate::writing::Kit;
 
 /// Bodies read at a time.
 const READERS: usize = 2;
@@ -40,6 +41,8 @@ pub struct Settings {
     pub completions_markup: bool,
     /// Whether answers carry `waste`.
     pub extra: bool,
+    /// Answers that are written at a time.
+    pub parallel: usize,
     /// Jobs that may wait.
     pub queue: usize,
     /// How long.
@@ -63,6 +66,7 @@ impl Default for Settings {
             sampler: SamplerOptions { temperature: 1.0, top_p: 0.95, ..SamplerOptions::default() },
             completions_markup: false,
             extra: true,
+            parallel: 1,
             queue: 8,
             queue_timeout: std::time::Duration::from_secs(1800),
             max_body: 64 << 20,
@@ -152,17 +156,16 @@ impl Service {
             mask.ban(open);
             mask
         });
-        let queue = Arc::new(Queue::new(settings.queue));
+        let queue = Arc::new(Queue::new(settings.queue, settings.parallel));
         let metrics = Arc::new(Metrics::default());
-        let workers_log = Arc::clone(&log);
-        let worker = Worker {
-            queue: Arc::clone(&queue),
+        let kit = Kit {
             tokenizer: Arc::clone(&tokenizer),
             mask,
             closed_mask,
             metrics: Arc::clone(&metrics),
-            log: Box::new(move |line| workers_log(line)),
+            log: Arc::clone(&log),
         };
+        let worker = Worker { queue: Arc::clone(&queue), kit, parallel: settings.parallel };
         let working =
             std::thread::Builder::new().name("model".to_owned()).spawn(move || worker.run(&mut *open));
         let working = working

@@ -1,108 +1,91 @@
 //! The engine as a [`Model`], with the states it keeps.
 
-use waste_engine::{Engine, EngineError, Session, Wanted};
+use waste_engine::{Engine, EngineError, Lanes};
 
-use super::{Choose, Model, Piece, Reads, Reuse};
+use super::{Given, Model, Reads, Reuse, Write};
 use crate::job::Job;
 
 /// Called when the server ends, to leave what was learned.
 pub type Farewell = Box<dyn FnMut(&Engine) + Send>;
 
-/// An engine and the one session it computes in.
+/// An engine, and the lanes it computes in.
 pub struct EngineModel {
     engine: Engine,
-    session: Session,
-    /// The tokens in the session's state.
-    tokens: Vec<u32>,
-    /// What the last pass left.
-    logits: Vec<f32>,
-    /// Chosen, and not gone through the model yet.
-    pending: Option<u32>,
+    lanes: Lanes,
+    texts: Vec<Text>,
     reuse: Reuse,
     farewell: Option<Farewell>,
+}
+
+#[derive(Default)]
+struct Text {
+    /// The tokens in the lane's state.
+    tokens: Vec<u32>,
+    /// Chosen, and not gone through the model yet.
+    pending: Option<u32>,
 }
 
 impl EngineModel {
     /// A model on an engine.
     ///
     /// # Errors
-    /// There is no memory for a session.
+    /// There is no memory for its lanes.
     pub fn new(engine: Engine, reuse: Reuse, farewell: Option<Farewell>) -> Result<EngineModel, EngineError> {
-        let session = engine.session()?;
-        let (tokens, logits) = (Vec::new(), Vec::with_capacity(engine.config().vocab));
-        Ok(EngineModel { engine, session, tokens, logits, pending: None, reuse, farewell })
+        let lanes = Lanes::new(&engine)?;
+        let texts = (0..lanes.len()).map(|_| Text::default()).collect();
+        Ok(EngineModel { engine, lanes, texts, reuse, farewell })
     }
 
-    /// Takes tokens in; the last one's logits stay if it is the last of `of`.
-    fn forward(&mut self, tokens: &[u32], wanted: Wanted) -> Result<(), EngineError> {
-        let logits = &mut self.logits;
-        self.engine.forward(&mut self.session, tokens, wanted, &mut |_, row| {
-            logits.clear();
-            logits.extend_from_slice(row);
-            Ok(())
-        })?;
-        self.tokens.extend_from_slice(tokens);
-        Ok(())
-    }
-
-    fn keep(&mut self, owner: u64, with_logits: bool) {
-        let logits = if with_logits { self.logits.as_slice() } else { &[] };
-        self.reuse.keep(owner, &self.tokens, logits, &self.session);
-    }
-
-    /// The best state to go on from: the longest kept one, or none.
-    fn begin(&mut self, job: &Job) -> Result<usize, EngineError> {
-        self.pending = None;
-        self.tokens.clear();
-        self.logits.clear();
-        match self.reuse.find(job.owner, &job.ids) {
-            None => self.session.reset(),
-            Some(kept) => {
-                self.session.restore(&kept.snapshot)?;
-                self.tokens.extend_from_slice(&kept.tokens);
-                self.logits.extend_from_slice(&kept.logits);
-            }
-        }
-        Ok(self.tokens.len())
+    fn keep(&mut self, slot: usize, owner: u64) {
+        let (tokens, logits) = (&self.texts[slot].tokens, self.lanes.logits(slot));
+        self.reuse.keep(owner, tokens, logits, self.lanes.sequence(slot));
     }
 }
 
 impl Model for EngineModel {
-    fn prefill(
-        &mut self,
-        job: &Job,
-        tell: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Option<usize>, EngineError> {
+    /// From the best state there is: the longest kept one, or none.
+    fn begin(&mut self, slot: usize, job: &Job) -> Result<usize, EngineError> {
         EngineError::check_tokens(&job.ids, 0, self.engine.ctx(), self.engine.config().vocab)?;
-        let reused = self.begin(job)?;
-        for end in [job.conversation.min(job.ids.len()), job.ids.len()] {
-            while self.tokens.len() < end {
-                let part = self.tokens.len()..end.min(self.tokens.len() + self.engine.chunk());
-                let wanted = if part.end == job.ids.len() { Wanted::Last } else { Wanted::Nothing };
-                let done = part.end;
-                self.forward(&job.ids[part], wanted)?;
-                if !tell(done) {
-                    return Ok(None);
-                }
-                if done == end {
-                    self.keep(job.owner, wanted == Wanted::Last);
-                }
+        let text = &mut self.texts[slot];
+        text.pending = None;
+        text.tokens.clear();
+        match self.reuse.find(job.owner, &job.ids) {
+            None => self.lanes.reset(slot),
+            Some(kept) => {
+                self.lanes.restore(slot, &kept.snapshot, &kept.logits)?;
+                text.tokens.extend_from_slice(&kept.tokens);
             }
         }
-        Ok(Some(reused))
+        Ok(text.tokens.len())
     }
 
-    fn next(&mut self, choose: &mut Choose<'_>) -> Result<Piece, EngineError> {
-        if let Some(token) = self.pending.take() {
-            self.forward(&[token], Wanted::Last)?;
+    fn prefill(&mut self, slot: usize, job: &Job) -> Result<usize, EngineError> {
+        let (at, of) = (self.texts[slot].tokens.len(), job.ids.len());
+        let stops = [job.conversation.min(of), of];
+        let stop = stops.into_iter().find(|stop| *stop > at).unwrap_or(of);
+        let done = stop.min(at + self.engine.chunk());
+        let chunk = &job.ids[at..done];
+        self.lanes.prefill(&self.engine, slot, chunk, at..of)?;
+        self.texts[slot].tokens.extend_from_slice(chunk);
+        if done == stop {
+            self.keep(slot, job.owner);
         }
-        let token = choose(&self.logits)?;
-        self.pending = Some(token);
-        Ok(Piece::Token(token))
+        Ok(done)
     }
 
-    fn done(&mut self, job: &Job) {
-        self.keep(job.owner, false);
+    fn next(&mut self, slots: &[usize], write: &mut Write<'_>) -> Result<(), EngineError> {
+        let texts = &mut self.texts;
+        self.lanes.next(&self.engine, slots, &mut |slot, logits| {
+            let text = &mut texts[slot];
+            // The last one has gone through the model.
+            text.tokens.extend(text.pending.take());
+            text.pending = write(slot, logits.map(Given::Logits));
+            text.pending
+        })
+    }
+
+    fn done(&mut self, slot: usize, job: &Job) {
+        self.keep(slot, job.owner);
     }
 
     fn reads(&self) -> Reads {

@@ -12,30 +12,31 @@ use waste_engine::EngineError;
 
 use crate::job::Job;
 
-/// Chooses a token by its logits.
-pub type Choose<'a> = dyn FnMut(&[f32]) -> Result<u32, EngineError> + 'a;
+/// Takes what is given for the next piece of a slot's answer, and says what to go on from.
+pub type Write<'a> = dyn FnMut(usize, Result<Given<'_>, EngineError>) -> Option<u32> + Send + 'a;
 
-/// Writes answers, one at a time.
+/// Writes answers, each in a slot of its own.
 pub trait Model: Send {
-    /// Takes a prompt in and says how many of its tokens need not be computed. `tell` is told the tokens done after each
-    /// chunk; when it says false, the prompt is given up, and the answer is `None`.
+    /// Begins an answer in a free slot, and says how many tokens of its prompt need not be computed.
     ///
     /// # Errors
-    /// The engine fails. The next prompt may succeed all the same.
-    fn prefill(
-        &mut self,
-        job: &Job,
-        tell: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Option<usize>, EngineError>;
+    /// The engine fails. The next answer may succeed all the same.
+    fn begin(&mut self, slot: usize, job: &Job) -> Result<usize, EngineError>;
 
-    /// The next piece of the answer.
+    /// Takes the next chunk of a slot's prompt in, and says how many of its tokens are in now.
     ///
     /// # Errors
     /// As there.
-    fn next(&mut self, choose: &mut Choose<'_>) -> Result<Piece, EngineError>;
+    fn prefill(&mut self, slot: usize, job: &Job) -> Result<usize, EngineError>;
 
-    /// The answer has ended: its state may be kept.
-    fn done(&mut self, _job: &Job) {}
+    /// Goes on with each of these slots, whose prompts are in: `write` is asked once for each.
+    ///
+    /// # Errors
+    /// All these answers are lost.
+    fn next(&mut self, slots: &[usize], write: &mut Write<'_>) -> Result<(), EngineError>;
+
+    /// An answer has ended: its state may be kept.
+    fn done(&mut self, _slot: usize, _job: &Job) {}
 
     /// What was read since the start.
     fn reads(&self) -> Reads {
@@ -46,11 +47,11 @@ pub trait Model: Send {
     fn close(&mut self) {}
 }
 
-/// A piece of an answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Piece {
-    /// A token.
-    Token(u32),
+/// What a model gives for the next piece of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Given<'a> {
+    /// What a token is to be chosen by.
+    Logits(&'a [f32]),
     /// A special token, of a script.
     Special(u32),
     /// Text without a token, of a script.
@@ -79,6 +80,43 @@ impl Reads {
             misses: self.misses.saturating_sub(before.misses),
             bytes: self.bytes.saturating_sub(before.bytes),
             direct_io: self.direct_io,
+        }
+    }
+
+    /// Both.
+    #[must_use]
+    pub fn and(self, other: Reads) -> Reads {
+        Reads {
+            hits: self.hits + other.hits,
+            misses: self.misses + other.misses,
+            bytes: self.bytes + other.bytes,
+            direct_io: self.direct_io || other.direct_io,
+        }
+    }
+
+    /// The `i`th of so many parts as equal as can be; together they are the whole.
+    #[must_use]
+    pub fn part(self, i: u64, of: u64) -> Reads {
+        let part = |whole: u64| whole / of + u64::from(i < whole % of);
+        Reads {
+            hits: part(self.hits),
+            misses: part(self.misses),
+            bytes: part(self.bytes),
+            direct_io: self.direct_io,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_a_whole() {
+        let whole = Reads { hits: 7, misses: 2, bytes: 1_000_001, direct_io: true };
+        for of in 1..9 {
+            let parts = (0..of).map(|i| whole.part(i, of)).reduce(Reads::and);
+            assert_eq!(parts, Some(whole));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! States that are kept so that the next turn of a conversation need not compute the earlier ones again.
 
-use waste_engine::{Session, Snapshot};
+use waste_engine::{Sequence, Snapshot};
 
 /// Kept states of one conversation: at its end, at the prompt's, at the answer's.
 const STATES: usize = 3;
@@ -45,8 +45,8 @@ impl Reuse {
         Some(best)
     }
 
-    /// Keeps a session's state.
-    pub fn keep(&mut self, owner: u64, tokens: &[u32], logits: &[f32], session: &Session) {
+    /// Keeps a sequence's state.
+    pub fn keep(&mut self, owner: u64, tokens: &[u32], logits: &[f32], sequence: &Sequence) {
         self.clock += 1;
         let kept = self.states.iter_mut().find(|kept| kept.owner == owner && kept.tokens == tokens);
         if let Some(kept) = kept.filter(|kept| logits.is_empty() || !kept.logits.is_empty()) {
@@ -54,7 +54,7 @@ impl Reuse {
             return;
         }
         let words = size_of_val(tokens) + size_of_val(logits);
-        let bytes = session.snapshot_bytes(session.position()) + words;
+        let bytes = sequence.snapshot_bytes(sequence.position()) + words;
         if bytes > self.bytes_max || self.states_max == 0 {
             return;
         }
@@ -64,7 +64,7 @@ impl Reuse {
             self.states.swap_remove(oldest);
         }
         // A state that was broken on the way is none to keep.
-        if let Ok(snapshot) = session.snapshot() {
+        if let Ok(snapshot) = sequence.snapshot() {
             let (tokens, logits) = (tokens.to_vec(), logits.to_vec());
             self.states.push(Kept { owner, tokens, logits, snapshot, bytes, used: self.clock });
         }

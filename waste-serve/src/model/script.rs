@@ -1,5 +1,6 @@
 //! Answers from a file in place of a model's, for tests of everything around the engine.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use waste_common::json::{MANIFEST_BYTES_MAX, read_bounded};
 use waste_engine::EngineError;
 use waste_engine::tokenizer::Tokenizer;
 
-use super::{Choose, Model, Piece};
+use super::{Given, Model, Write};
 use crate::job::Job;
 
 /// The file: `{"cases":[{"items":[{"t":"text"},{"m":"close"},…]},…]}`, and how long things take.
@@ -37,11 +38,18 @@ enum Item {
 /// Tokens of a chunk, as far as cancelling is concerned.
 const CHUNK: usize = 256;
 
+/// An answer.
+struct Slot {
+    /// Tokens of the prompt that are in.
+    done: usize,
+    left: std::vec::IntoIter<Given<'static>>,
+}
+
 /// Gives request after request the next case; after the last one the first again.
 pub struct ScriptModel {
-    cases: Vec<Vec<Piece>>,
+    cases: Vec<Vec<Given<'static>>>,
     next: usize,
-    left: std::vec::IntoIter<Piece>,
+    slots: BTreeMap<usize, Slot>,
     end: u32,
     prefill: Duration,
     token: Duration,
@@ -65,12 +73,12 @@ impl ScriptModel {
             tokenizer.special_id(&name)
         };
         let piece = |item: &Item| match item {
-            Item::Text { t } => Ok(Piece::Text(t.clone())),
+            Item::Text { t } => Ok(Given::Text(t.clone())),
             Item::Marker { m } => {
-                special(m).map(Piece::Special).ok_or_else(|| bad(format!("the tokenizer has no {m:?}")))
+                special(m).map(Given::Special).ok_or_else(|| bad(format!("the tokenizer has no {m:?}")))
             }
         };
-        let cases: Vec<Vec<Piece>> = file
+        let cases: Vec<Vec<Given<'static>>> = file
             .cases
             .iter()
             .map(|case| case.items.iter().map(piece).collect())
@@ -81,7 +89,7 @@ impl ScriptModel {
         Ok(ScriptModel {
             cases,
             next: 0,
-            left: Vec::new().into_iter(),
+            slots: BTreeMap::new(),
             end: special("eos").or_else(|| special("end_of_msg")).unwrap_or_default(),
             prefill: Duration::from_millis(file.prefill_ms),
             token: Duration::from_millis(file.token_ms),
@@ -90,26 +98,26 @@ impl ScriptModel {
 }
 
 impl Model for ScriptModel {
-    fn prefill(
-        &mut self,
-        job: &Job,
-        tell: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Option<usize>, EngineError> {
-        self.left = self.cases[self.next % self.cases.len()].clone().into_iter();
+    fn begin(&mut self, slot: usize, _: &Job) -> Result<usize, EngineError> {
+        let case = self.cases[self.next % self.cases.len()].clone();
         self.next += 1;
-        let mut done = 0;
-        while done < job.ids.len() {
-            std::thread::sleep(self.prefill);
-            done = job.ids.len().min(done + CHUNK);
-            if !tell(done) {
-                return Ok(None);
-            }
-        }
-        Ok(Some(0))
+        self.slots.insert(slot, Slot { done: 0, left: case.into_iter() });
+        Ok(0)
     }
 
-    fn next(&mut self, _: &mut Choose<'_>) -> Result<Piece, EngineError> {
+    fn prefill(&mut self, slot: usize, job: &Job) -> Result<usize, EngineError> {
+        std::thread::sleep(self.prefill);
+        let Some(slot) = self.slots.get_mut(&slot) else { return Ok(job.ids.len()) };
+        slot.done = job.ids.len().min(slot.done + CHUNK);
+        Ok(slot.done)
+    }
+
+    fn next(&mut self, slots: &[usize], write: &mut Write<'_>) -> Result<(), EngineError> {
         std::thread::sleep(self.token);
-        Ok(self.left.next().unwrap_or(Piece::Special(self.end)))
+        for slot in slots {
+            let next = self.slots.get_mut(slot).and_then(|slot| slot.left.next());
+            write(*slot, Ok(next.unwrap_or(Given::Special(self.end))));
+        }
+        Ok(())
     }
 }

@@ -2,8 +2,8 @@
 
 #![allow(dead_code, clippy::unwrap_used)] // not every file of tests needs all
 
+use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,7 @@ use waste_engine::chat::{ChatFormat, Choice};
 use waste_engine::tokenizer::Tokenizer;
 use waste_serve::access::Access;
 use waste_serve::job::Job;
-use waste_serve::model::{Choose, Model, Piece};
+use waste_serve::model::{Given, Model, Write};
 use waste_serve::service::Working;
 use waste_serve::{Facts, Service, Settings, app};
 use waste_tests::files::data;
@@ -155,7 +155,9 @@ pub fn post(path: &str, body: &Value) -> Request<Body> {
 pub struct Puppet {
     steps: Receiver<Step>,
     pub prompts: Arc<Mutex<Vec<Vec<u32>>>>,
-    pub given_up: Arc<AtomicUsize>,
+    pub calls: Arc<Mutex<Vec<Call>>>,
+    /// Tokens of each slot's prompt that are in.
+    done: HashMap<usize, usize>,
     end: u32,
 }
 
@@ -167,53 +169,92 @@ pub enum Step {
     Panic,
 }
 
+/// What a model was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    Begin(usize),
+    Prefill(usize),
+    Next(Vec<usize>),
+    Done(usize),
+}
+
 /// The strings of a puppet.
 pub struct Strings {
     pub steps: Sender<Step>,
     pub prompts: Arc<Mutex<Vec<Vec<u32>>>>,
-    pub given_up: Arc<AtomicUsize>,
+    pub calls: Arc<Mutex<Vec<Call>>>,
+}
+
+impl Strings {
+    /// Lets it go on so many steps with this text.
+    pub fn pull(&self, steps: usize, text: &'static str) {
+        for _ in 0..steps {
+            self.steps.send(Step::Text(text)).unwrap();
+        }
+    }
+
+    pub fn calls(&self) -> Vec<Call> {
+        self.calls.lock().unwrap().clone()
+    }
 }
 
 pub fn puppet() -> (Puppet, Strings) {
     let (sender, steps) = channel();
-    let (prompts, given_up) = (Arc::<Mutex<Vec<_>>>::default(), Arc::<AtomicUsize>::default());
+    let (prompts, calls) = (Arc::<Mutex<Vec<_>>>::default(), Arc::<Mutex<Vec<_>>>::default());
     let end = Tokenizer::open(&data(TALES)).unwrap().special_id("<|end_of_msg|>").unwrap();
-    let strings = Strings { steps: sender, prompts: Arc::clone(&prompts), given_up: Arc::clone(&given_up) };
-    (Puppet { steps, prompts, given_up, end }, strings)
+    let strings = Strings { steps: sender, prompts: Arc::clone(&prompts), calls: Arc::clone(&calls) };
+    (Puppet { steps, prompts, calls, done: HashMap::new(), end }, strings)
 }
 
 impl Puppet {
-    fn step(&self) -> Result<Option<Piece>, EngineError> {
+    fn step(&self) -> Result<Given<'static>, EngineError> {
         match self.steps.recv() {
-            Ok(Step::Text(text)) => Ok(Some(Piece::Text(text.to_owned()))),
+            Ok(Step::Text(text)) => Ok(Given::Text(text.to_owned())),
             // Let go of: the answer ends.
-            Ok(Step::End) | Err(_) => Ok(None),
+            Ok(Step::End) | Err(_) => Ok(Given::Special(self.end)),
             Ok(Step::Fail) => Err(EngineError::NoSlot { slots: 1 }),
             Ok(Step::Panic) => panic!("as told"),
         }
     }
+
+    fn called(&self, call: Call) {
+        self.calls.lock().unwrap().push(call);
+    }
 }
 
 impl Model for Puppet {
-    /// Two chunks, each a step.
-    fn prefill(
-        &mut self,
-        job: &Job,
-        tell: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Option<usize>, EngineError> {
+    fn begin(&mut self, slot: usize, job: &Job) -> Result<usize, EngineError> {
+        self.called(Call::Begin(slot));
         self.prompts.lock().unwrap().push(job.ids.clone());
-        for done in [job.ids.len() / 2, job.ids.len()] {
-            self.step()?;
-            if !tell(done) {
-                self.given_up.fetch_add(1, Ordering::SeqCst);
-                return Ok(None);
-            }
-        }
-        Ok(Some(0))
+        self.done.insert(slot, 0);
+        Ok(0)
     }
 
-    fn next(&mut self, _: &mut Choose<'_>) -> Result<Piece, EngineError> {
-        Ok(self.step()?.unwrap_or(Piece::Special(self.end)))
+    /// Two chunks, each a step.
+    fn prefill(&mut self, slot: usize, job: &Job) -> Result<usize, EngineError> {
+        self.called(Call::Prefill(slot));
+        self.step()?;
+        let done = self.done.get_mut(&slot).unwrap();
+        *done = if *done == 0 { job.ids.len() / 2 } else { job.ids.len() };
+        Ok(*done)
+    }
+
+    /// A step for each.
+    fn next(&mut self, slots: &[usize], write: &mut Write<'_>) -> Result<(), EngineError> {
+        self.called(Call::Next(slots.to_vec()));
+        for slot in slots {
+            let step = self.step();
+            // An engine that fails fails all; one alone is told of it in its place.
+            if step.is_err() && slots.len() > 1 {
+                return step.map(|_| ());
+            }
+            write(*slot, step);
+        }
+        Ok(())
+    }
+
+    fn done(&mut self, slot: usize, _: &Job) {
+        self.called(Call::Done(slot));
     }
 }
 
