@@ -281,6 +281,10 @@ pub struct BatchArgs {
     /// Where answers go, a line each, as soon as they are complete; those that are there are kept
     #[arg(long, value_name = "OUT.jsonl")]
     pub out: PathBuf,
+    /// Questions that are answered at a time, together: each answer is the one it would be alone, and takes a context's
+    /// memory; lines come in the order in which answers are complete
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parallel, allow_negative_numbers = true)]
+    pub parallel: usize,
     /// How much the model is to think: none, low, high or max [default: low]
     #[arg(long, value_name = "LEVEL")]
     pub effort: Option<EffortArg>,
@@ -424,6 +428,10 @@ pub fn threads(text: &str) -> Result<usize, String> {
 
 fn ctx(text: &str) -> Result<usize, String> {
     whole(text, 1, PlanOptions::CTX_MAX)
+}
+
+fn parallel(text: &str) -> Result<usize, String> {
+    whole(text, 1, PlanOptions::PARALLEL_MAX)
 }
 
 fn chunk(text: &str) -> Result<usize, String> {

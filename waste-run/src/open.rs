@@ -118,6 +118,13 @@ impl<'a> Found<'a> {
         self.options.vision = true;
     }
 
+    /// The same for so many sequences that decode together.
+    #[must_use]
+    pub fn together(mut self, sequences: usize) -> Found<'a> {
+        self.options.parallel = sequences;
+        self
+    }
+
     /// Plans a run and reserves what it takes; refuses `tokens` that do not fit.
     pub fn plan(self, tokens: &[u32], output: &Output) -> Result<Planned<'a>, Failure> {
         let interrupt = Interrupt::install()?;

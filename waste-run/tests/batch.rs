@@ -49,8 +49,12 @@ impl Queue {
     }
 
     fn run(&self, out: &str) -> Ran {
+        self.run_with(out, &[])
+    }
+
+    fn run_with(&self, out: &str, more: &[&str]) -> Ran {
         let (model, input, out) = (data(TALES), self.file("in.jsonl"), self.file(out));
-        run("waste-run", self.args(&model, &input, &out))
+        run("waste-run", [&self.args(&model, &input, &out), more].concat())
     }
 
     /// The answers, without the times they took.
@@ -109,9 +113,28 @@ fn every_line_has_its_answer() {
     assert_eq!(queue.answers("out.jsonl")[4]["id"], "new");
 }
 
+fn sorted(mut answers: Vec<Value>) -> Vec<Value> {
+    answers.sort_by_key(|answer| answer["id"].as_str().unwrap().to_owned());
+    answers
+}
+
 #[test]
 fn a_kill_costs_one_answer_and_changes_none() {
-    let queue = Queue::new(&questions(if emulated() { 2 } else { 5 }, 40));
+    killed_and_gone_on("1");
+}
+
+#[test]
+fn a_kill_of_several_at_a_time_changes_none() {
+    killed_and_gone_on("3");
+}
+
+fn killed_and_gone_on(parallel: &str) {
+    // Of different lengths, so that they do not end together.
+    let mut lines = questions(if emulated() { 2 } else { 5 }, 40);
+    for (i, line) in lines.iter_mut().enumerate() {
+        line["max_tokens"] = json!(40 - 5 * i);
+    }
+    let queue = Queue::new(&lines);
     queue.run("whole.jsonl").done();
     let whole = queue.answers("whole.jsonl");
     let (model, input, out) = (data(TALES), queue.file("in.jsonl"), queue.file("out.jsonl"));
@@ -121,6 +144,7 @@ fn a_kill_costs_one_answer_and_changes_none() {
         let (before, begun) = (lines(), Instant::now());
         let mut child = process("waste-run")
             .args(queue.args(&model, &input, &out))
+            .args(["--parallel", parallel])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -151,7 +175,31 @@ fn a_kill_costs_one_answer_and_changes_none() {
     }
     // Where a lock keeps readers out, nobody sees when an answer is there.
     assert!(kills > 0 || cfg!(windows));
-    assert_eq!(queue.answers("out.jsonl"), whole);
+    assert_eq!(sorted(queue.answers("out.jsonl")), whole);
+}
+
+#[test]
+fn several_at_a_time_have_the_answers_they_have_alone() {
+    let mut lines = questions(if emulated() { 3 } else { 6 }, 24);
+    for (i, line) in lines.iter_mut().enumerate() {
+        line["seed"] = json!(i);
+        line["frequency_penalty"] = json!(0.3 * (i % 3) as f64);
+        line["max_tokens"] = json!(9 * i);
+        if i % 2 == 1 {
+            line["messages"][0]["content"] = json!(format!("{i} {}", "And then? ".repeat(60)));
+            line["stop"] = json!(" the");
+        }
+    }
+    lines.insert(1, json!({"id": "long", "prompt": "word ".repeat(2000)}));
+    let queue = Queue::new(&lines);
+    queue.run("alone.jsonl").exits(1);
+    let report = queue.run_with("out.jsonl", &["--parallel", "4"]).exits(1).json("waste-run-batch/1");
+    assert_eq!((&report["refused"], &report["answered"]), (&json!(1), &json!(lines.len() - 1)));
+    assert_eq!(sorted(queue.answers("out.jsonl")), sorted(queue.answers("alone.jsonl")));
+    let too_many = queue.run_with("out.jsonl", &["--parallel", "17"]).error(2, "usage");
+    assert!(too_many["message"].as_str().unwrap().contains("1 to 16"), "{too_many}");
+    let small = ["--parallel", "16", "--ctx", "200000", "--budget", "64MiB"];
+    queue.run_with("other.jsonl", &small).error(4, "budget_below_floor");
 }
 
 #[test]

@@ -25,9 +25,14 @@ fn server(reuse: Reuse) -> Server {
 }
 
 fn server_for(reuse: Reuse, access: Access) -> Server {
-    let options = EngineOptions { ctx: 4096, chunk: 32, threads: 2, readers: 2, ..EngineOptions::default() };
+    server_of(reuse, access, 1)
+}
+
+fn server_of(reuse: Reuse, access: Access, parallel: usize) -> Server {
+    let options =
+        EngineOptions { ctx: 4096, chunk: 32, threads: 2, readers: 2, parallel, ..EngineOptions::default() };
     let engine = Engine::open(&model().dir, options).unwrap();
-    let settings = Settings { effort: None, ..Settings::default() };
+    let settings = Settings { effort: None, parallel, queue: 32, ..Settings::default() };
     Server::new(facts(&model().dir), settings, access, EngineModel::new(engine, reuse, None).unwrap())
 }
 
@@ -301,5 +306,121 @@ fn json_with_thinking_with_tools_and_cut() {
         let mut loose = ask(1, &format(false));
         loose["max_tokens"] = 3.into();
         assert_eq!(server.chat(&loose).await.json()["waste"]["grammar"], "prompt-only");
+    });
+}
+
+/// Requests of all kinds, each with a prompt of its own.
+fn variety() -> Vec<Value> {
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let schema = json!({"type": "json_schema", "json_schema": {"name": "creature", "schema": creature(), "strict": true}});
+    let kinds = [
+        json!({"temperature": 0}),
+        json!({"temperature": 0.9, "logprobs": true, "top_logprobs": 4}),
+        json!({"temperature": 1.0, "presence_penalty": 1.1, "frequency_penalty": 0.7}),
+        json!({"temperature": 1.0, "response_format": schema, "max_tokens": 200}),
+        json!({"temperature": 1.0, "tools": [tool("tide_table"), tool("weather")], "tool_choice": "required", "max_tokens": 100}),
+        json!({"temperature": 0.8, "stop": [" the", "."], "top_k": 30}),
+        json!({"temperature": 0.7, "thinking": true, "max_tokens": 60}),
+        json!({"temperature": 0.8, "min_p": 0.05, "max_tokens": 1}),
+    ];
+    let body = |(i, kind): (usize, &Value)| {
+        let text = format!("Tell me of number {i}. {}", "It was a fine day. ".repeat(i * 7 % 40));
+        let mut body = json!({"model": "model", "messages": [user(&text)], "seed": 100 + i, "max_tokens": 40});
+        body.as_object_mut().unwrap().extend(kind.as_object().unwrap().clone());
+        body
+    };
+    kinds.iter().chain(&kinds).enumerate().map(body).collect()
+}
+
+/// What an answer says, without what no two have in common.
+fn said(mut got: Value) -> Value {
+    let mut choice = got["choices"][0].take();
+    for call in choice["message"]["tool_calls"].as_array_mut().into_iter().flatten() {
+        call["id"].take();
+    }
+    json!([choice, got["usage"], got["waste"]["seed"], got["waste"]["grammar"]])
+}
+
+/// The answers, asked for all at once.
+async fn all_at_once(server: &std::sync::Arc<Server>, bodies: &[Value]) -> Vec<Value> {
+    let ask = |body: &Value| {
+        let (server, body) = (std::sync::Arc::clone(server), body.clone());
+        tokio::spawn(async move { server.chat(&body).await.json() })
+    };
+    let mut clients: Vec<_> = bodies.iter().map(ask).collect();
+    let mut answers = Vec::new();
+    for client in &mut clients {
+        answers.push(said(client.await.unwrap()));
+    }
+    answers
+}
+
+#[test]
+fn each_of_several_has_the_answer_it_has_alone() {
+    if emulated() {
+        return;
+    }
+    runtime().block_on(async {
+        let bodies = variety();
+        let alone = server(Reuse::new(0, 0));
+        let mut expected = Vec::new();
+        for body in &bodies {
+            expected.push(said(alone.chat(body).await.json()));
+        }
+        let together = std::sync::Arc::new(server_of(keeping(), Access::default(), 4));
+        assert!(all_at_once(&together, &bodies).await == expected);
+        // Others come and leave again, in their prompts and in their answers.
+        let visitors = (0..6).map(|i| {
+            let text = format!("Visitor {i}. {}", "A word. ".repeat(i * 40));
+            let body = json!({"model": "model", "messages": [user(&text)], "seed": i, "stream": true, "max_tokens": 500});
+            let server = std::sync::Arc::clone(&together);
+            tokio::spawn(async move {
+                let wait = std::time::Duration::from_millis(20 + 30 * i as u64);
+                let _ = tokio::time::timeout(wait, server.chat(&body)).await;
+            })
+        });
+        let visitors: Vec<_> = visitors.collect();
+        assert!(all_at_once(&together, &bodies[..6]).await.iter().map(|said| &said[0]).eq(expected[..6].iter().map(|said| &said[0])));
+        for visitor in visitors {
+            visitor.await.unwrap();
+        }
+        let queue = std::sync::Arc::clone(&together.service.queue);
+        until("all to be free", || queue.status().running == 0).await;
+    });
+}
+
+/// Turns of several conversations at a time go on from their own states, as they do one after the other.
+#[test]
+fn states_are_each_conversations_own() {
+    if emulated() {
+        return;
+    }
+    runtime().block_on(async {
+        let conversations = 4;
+        let first: Vec<Value> =
+            (0..conversations).map(|i| ask(&[user(&format!("Story {i}. {}", "There was a miller. ".repeat(10 + 5 * i)))])).collect();
+        let one = std::sync::Arc::new(server_of(Reuse::new(conversations, 1 << 30), Access::default(), 1));
+        let many = std::sync::Arc::new(server_of(Reuse::new(conversations, 1 << 30), Access::default(), conversations));
+        let mut answers = Vec::new();
+        for body in &first {
+            answers.push(said(one.chat(body).await.json()));
+        }
+        assert!(all_at_once(&many, &first).await == answers);
+        let second: Vec<Value> = first
+            .iter()
+            .zip(&answers)
+            .map(|(body, said)| {
+                let reply = json!({"role": "assistant", "content": said[0]["message"]["content"]});
+                ask(&[body["messages"][0].clone(), reply, user("And then?")])
+            })
+            .collect();
+        let mut expected = Vec::new();
+        for body in &second {
+            let said = said(one.chat(body).await.json());
+            let cached = said[1]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+            assert!(cached + 60 >= said[1]["prompt_tokens"].as_u64().unwrap(), "{said}");
+            expected.push(said);
+        }
+        assert!(all_at_once(&many, &second).await == expected);
     });
 }

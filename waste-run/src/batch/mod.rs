@@ -1,7 +1,9 @@
-//! A queue of questions in a file, answered one after the other into another file: over nights, kills and crashes.
+//! A queue of questions in a file, answered into another file, one after the other or several at a time: over nights,
+//! kills and crashes.
 
 mod item;
 mod results;
+mod work;
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -9,14 +11,14 @@ use std::time::Instant;
 use serde::Serialize;
 use waste_common::cli::{Exit, Failure, Output, resolve_model};
 use waste_engine::chat::{AnswerCall, ChatFormat, Effort, Limits, Turn};
-use waste_engine::sampler::Mask;
+use waste_engine::EngineError;
 use waste_engine::tokenizer::Tokenizer;
-use waste_engine::{Engine, EngineError, Session, Wanted};
 
 use crate::args::{BatchArgs, EffortArg};
 use crate::{input, open, sampling};
 use item::{Defaults, Item};
 use results::Results;
+use work::{Answering, Work};
 
 /// An answer in the file.
 #[derive(Serialize)]
@@ -85,52 +87,80 @@ pub fn run(args: BatchArgs, output: &Output) -> Result<Exit, Failure> {
         output.note(format_args!("all {} have an answer in {}", items.len(), args.out.display()));
         return end(&report, output);
     }
-    let opened = found.plan(&[], output)?.load(output)?;
-    let mut session = opened.engine.session()?;
+    let opened = found.together(args.parallel).plan(&[], output)?.load(output)?;
+    let mut work = Work::new(&opened.engine, &tokenizer, mask.as_ref())?;
     let start = Instant::now();
-    for item in owed.iter().copied() {
-        let format = if item.raw { &raw } else { format.as_ref().unwrap_or(&raw) };
-        let answerer =
-            Answerer { engine: &opened.engine, tokenizer: &tokenizer, format, mask: mask.as_ref() };
-        let began = Instant::now();
-        let turn = match answerer.answer(&mut session, item, &stop_ids) {
-            Ok(Some(turn)) => turn,
-            Ok(None) => {
-                output.note(format_args!("stopped; the same command goes on with {:?}", item.id));
+    let mut waiting = owed.iter().copied();
+    loop {
+        while let Some(lane) = work.free()
+            && let Some(item) = waiting.next()
+        {
+            let format = if item.raw { &raw } else { format.as_ref().unwrap_or(&raw) };
+            match turn(item, format, &tokenizer, &stop_ids, opened.engine.ctx())? {
+                Some(turn) => work.begin(lane, item, turn),
+                None => {
+                    let message = format!(
+                        "{} tokens do not fit into the context of {} with an answer (see --ctx)",
+                        item.ids.len(),
+                        opened.engine.ctx()
+                    );
+                    results
+                        .append(&Refused { id: &item.id, error: Why { code: "context_full", message } })?;
+                    report.refused += 1;
+                }
+            }
+        }
+        if work.idle() {
+            break;
+        }
+        let ended = match work.round() {
+            Err(EngineError::Interrupted) => {
+                let left = owed.len() - report.answered - report.refused;
+                output.note(format_args!("stopped; the same command goes on with the other {left}"));
                 opened.learn()?;
                 return Ok(Exit::Interrupted);
             }
-            Err(EngineError::ContextFull { .. }) => {
-                let message = format!(
-                    "{} tokens do not fit into the context of {} with an answer (see --ctx)",
-                    item.ids.len(),
-                    opened.engine.ctx()
-                );
-                results.append(&Refused { id: &item.id, error: Why { code: "context_full", message } })?;
-                report.refused += 1;
-                continue;
-            }
-            Err(error) => return Err(error.into()),
+            outcome => outcome?,
         };
-        let answer = turn.reply().answer();
-        results.append(&Line {
-            id: &item.id,
-            text: &answer.content,
-            reasoning: &answer.reasoning,
-            tool_calls: answer.calls.iter().map(call).collect(),
-            finish_reason: turn.reply().finish_reason(),
-            prompt_tokens: item.ids.len(),
-            tokens: turn.tokens().len(),
-            seed: turn.seed(),
-            seconds: began.elapsed().as_secs_f64(),
-        })?;
-        report.answered += 1;
-        report.tokens += turn.tokens().len();
-        report.seconds = start.elapsed().as_secs_f64();
-        progress(&report, owed.len(), output);
+        for Answering { item, turn, began, .. } in ended {
+            let answer = turn.reply().answer();
+            results.append(&Line {
+                id: &item.id,
+                text: &answer.content,
+                reasoning: &answer.reasoning,
+                tool_calls: answer.calls.iter().map(call).collect(),
+                finish_reason: turn.reply().finish_reason(),
+                prompt_tokens: item.ids.len(),
+                tokens: turn.tokens().len(),
+                seed: turn.seed(),
+                seconds: began.elapsed().as_secs_f64(),
+            })?;
+            report.answered += 1;
+            report.tokens += turn.tokens().len();
+            report.seconds = start.elapsed().as_secs_f64();
+            progress(&report, owed.len(), output);
+        }
     }
     opened.learn()?;
     end(&report, output)
+}
+
+/// The answer to an item before its first token; `None` if the context has no room for any.
+fn turn(
+    item: &Item,
+    format: &ChatFormat,
+    tokenizer: &Tokenizer,
+    stop_ids: &[u32],
+    ctx: usize,
+) -> Result<Option<Turn>, EngineError> {
+    let Some(room) = ctx.checked_sub(item.ids.len()).filter(|room| *room > 0) else { return Ok(None) };
+    let limits = Limits {
+        tokens: item.tokens.min(room),
+        think: None,
+        stop: item.stop.clone(),
+        stop_ids: stop_ids.to_vec(),
+    };
+    Turn::new(format, tokenizer, &item.prompt, item.seeded()?, limits).map(Some)
 }
 
 /// Says what was done.
@@ -194,48 +224,4 @@ fn read_items(
         items.push(item);
     }
     Ok(items)
-}
-
-struct Answerer<'a> {
-    engine: &'a Engine,
-    tokenizer: &'a Tokenizer,
-    format: &'a ChatFormat,
-    mask: Option<&'a Mask>,
-}
-
-impl Answerer<'_> {
-    /// The whole answer; `None` if it was stopped.
-    fn answer(
-        &self,
-        session: &mut Session,
-        item: &Item,
-        stop_ids: &[u32],
-    ) -> Result<Option<Turn>, EngineError> {
-        let (ctx, wanted) = (self.engine.ctx(), item.ids.len());
-        let Some(room) = ctx.checked_sub(wanted).filter(|room| *room > 0) else {
-            return Err(EngineError::ContextFull { position: 0, wanted, ctx });
-        };
-        let limits = Limits {
-            tokens: item.tokens.min(room),
-            think: None,
-            stop: item.stop.clone(),
-            stop_ids: stop_ids.to_vec(),
-        };
-        let mut turn = Turn::new(self.format, self.tokenizer, &item.prompt, item.seeded()?, limits)?;
-        session.reset();
-        let mut tokens = item.ids.clone();
-        while turn.finish().is_none() {
-            let outcome = self.engine.forward(session, &tokens, Wanted::Last, &mut |_, logits| {
-                turn.next(logits, self.mask, self.tokenizer)?;
-                Ok(())
-            });
-            match outcome {
-                Err(EngineError::Interrupted) => return Ok(None),
-                outcome => outcome?,
-            }
-            tokens.clear();
-            tokens.extend(turn.tokens().last());
-        }
-        Ok(Some(turn))
-    }
 }
