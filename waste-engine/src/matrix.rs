@@ -1,5 +1,7 @@
 //! Weight matrices of the trunk, kept in the format in which they are stored.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 use waste_common::plan::scratch::TILE_ROWS;
 
@@ -151,30 +153,49 @@ impl Matrix {
 
     /// Rows `first ..`, `at_a_time` for all tokens, so that they come from memory once.
     fn decode_rows(&self, compute: &Compute, first: usize, x: &[f32], out: &mut Columns, at_a_time: usize) {
-        let mut each = |len: usize, inputs: &[f32], product: Product<'_>| {
-            for start in (0..out.width()).step_by(at_a_time) {
-                let end = out.width().min(start + at_a_time);
-                for (t, input) in inputs.chunks_exact(len).enumerate() {
-                    product(first + start, input, &mut out.row(t)[start..end]);
-                }
-            }
-        };
-        match (compute.arith, &self.data) {
-            (Arith::Fast, MatrixData::Quant { format: QuantFormat::Q4, stride, payload, scales }) => {
+        let kernels = compute.kernels;
+        let many = kernels.many.filter(|_| x.len() > self.cols);
+        let rows = first..first + out.width();
+        match (compute.arith, &self.data, many) {
+            (Arith::Fast, MatrixData::Quant { format: QuantFormat::Q4, stride, payload, scales }, _) => {
                 let (len, groups) = (whole_len(self.cols), self.cols.div_ceil(128));
+                let part = |rows: Range<usize>| {
+                    let payload = &payload[rows.start * stride..rows.end * stride];
+                    (payload, &scales[rows.start * groups..rows.end * groups])
+                };
                 compute.with_scratch(x.len() / self.cols * len, |wholes| {
                     for (x, whole) in x.chunks_exact(self.cols).zip(wholes.chunks_exact_mut(len)) {
-                        (compute.kernels.to_whole)(x, whole);
+                        (kernels.to_whole)(x, whole);
                     }
-                    each(len, wholes, &|first, whole, out| {
-                        let rows = first..first + out.len();
-                        let payload = &payload[rows.start * stride..rows.end * stride];
-                        let scales = &scales[rows.start * groups..rows.end * groups];
-                        (compute.kernels.rows_q4_fast)(payload, scales, whole, out);
+                    if let Some(many) = many {
+                        let (payload, scales) = part(rows);
+                        return (many.rows_q4_fast)(payload, scales, wholes, len, out);
+                    }
+                    each(at_a_time, len, wholes, out, &|start, whole, out| {
+                        let (payload, scales) = part(first + start..first + start + out.len());
+                        (kernels.rows_q4_fast)(payload, scales, whole, out);
                     });
                 });
             }
-            _ => each(self.cols, x, &|first, x, out| self.rows_into(compute.kernels, first, x, out)),
+            (_, MatrixData::Quant { format: QuantFormat::Q8, stride, payload, scales }, Some(many)) => {
+                let groups = self.cols.div_ceil(128);
+                let payload = &payload[rows.start * stride..rows.end * stride];
+                let scales = &scales[rows.start * groups..rows.end * groups];
+                (many.rows_q8)(payload, scales, x, self.cols, out);
+            }
+            _ => each(at_a_time, self.cols, x, out, &|start, x, out| {
+                self.rows_into(kernels, first + start, x, out);
+            }),
+        }
+    }
+}
+
+/// So many rows at a time for all inputs of this length, so that they come from memory once.
+fn each(at_a_time: usize, len: usize, inputs: &[f32], out: &mut Columns, product: Product<'_>) {
+    for start in (0..out.width()).step_by(at_a_time) {
+        let end = out.width().min(start + at_a_time);
+        for (t, input) in inputs.chunks_exact(len).enumerate() {
+            product(start, input, &mut out.row(t)[start..end]);
         }
     }
 }

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use waste_common::container::{ExpertFmt, ExpertQuant, Geometry};
 use waste_common::quant::{half, q3g, q4g, q8g, vq};
 use waste_common::tensors::ExpertKind;
+use waste_engine::kernels::columns::Columns;
 use waste_engine::kernels::portable::{FastTables, KdaHead, RunningSoftmax, VqShape, whole_len};
 use waste_engine::kernels::{Kernels, RowsQuant};
 
@@ -111,6 +112,33 @@ proptest! {
         let largest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         let exact: Vec<f64> = exact.iter().map(|&y| f64::from(y)).collect();
         close(&found, &exact, f64::from(largest) * cols as f64 * (0.6 / 32639.0 + 1e-6) + 1e-30);
+    }
+
+    #[test]
+    fn several_inputs_give_the_bits_of_each(rows in 1usize..12, cols in 1usize..700, inputs in 1usize..11, seed: u64) {
+        let (w, x) = (noise(seed, rows * cols), noise(seed ^ 1, inputs * cols));
+        let (q8, q4) = (q8g::encode_rows(&w, rows, cols).unwrap(), q4g::encode_rows(&w, rows, cols).unwrap());
+        for kernels in others() {
+            let Some(many) = kernels.many else { continue };
+            let (mut found, mut expected) = (vec![f32::NAN; inputs * rows], vec![f32::NAN; inputs * rows]);
+            (many.rows_q8)(&q8.payload, &q8.scales, &x, cols, &mut Columns::new(&mut found, rows));
+            for (x, out) in x.chunks_exact(cols).zip(expected.chunks_exact_mut(rows)) {
+                (kernels.rows_q8)(&q8.payload, &q8.scales, x, out);
+            }
+            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&found), bits(&expected), "{}", kernels.name);
+
+            let mut wholes = vec![f32::NAN; inputs * whole_len(cols)];
+            for (x, whole) in x.chunks_exact(cols).zip(wholes.chunks_exact_mut(whole_len(cols))) {
+                (kernels.to_whole)(x, whole);
+            }
+            found.fill(f32::NAN);
+            (many.rows_q4_fast)(&q4.payload, &q4.scales, &wholes, whole_len(cols), &mut Columns::new(&mut found, rows));
+            for (whole, out) in wholes.chunks_exact(whole_len(cols)).zip(expected.chunks_exact_mut(rows)) {
+                (kernels.rows_q4_fast)(&q4.payload, &q4.scales, whole, out);
+            }
+            assert_eq!(bits(&found), bits(&expected), "{}", kernels.name);
+        }
     }
 
     #[test]

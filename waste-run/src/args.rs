@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use waste_common::cli::CommonArgs;
+use waste_common::cli::{CommonArgs, whole};
 use waste_common::machine::CpuList;
 use waste_common::plan::{Budget, KvType, PlanOptions, RamShare};
 use waste_engine::Arith;
@@ -413,12 +413,6 @@ pub struct IdList(pub Vec<u32>);
 fn number<N: FromStr>(text: &str) -> Result<N, String> {
     let bits = 8 * size_of::<N>();
     text.parse().map_err(|_| format!("expected a whole number from 0 to 2^{bits} - 1"))
-}
-
-/// A whole number of a range.
-pub fn whole(text: &str, min: usize, max: usize) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|number| (min..=max).contains(number));
-    number.ok_or_else(|| format!("expected a whole number from {min} to {max}"))
 }
 
 /// A number of threads.

@@ -1,11 +1,12 @@
 //! Opening a model: resolve, plan, reserve, load.
 
-use std::env::VarError;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use waste_common::cli::{ByteSize, Chained, Failure, Interrupt, Kind, Model, Output, Progress, Unit};
+use waste_common::cli::{
+    ByteSize, Chained, Failure, Interrupt, Kind, Model, Output, Progress, Unit, from_env, whole,
+};
 use waste_common::config::ModelConfig;
 use waste_common::io::{Bypass, filesystem};
 use waste_common::machine::{Machine, Paging, PagingWatch, Reservation};
@@ -221,10 +222,7 @@ fn plan_options(
         None => model.chained(),
         Some(path) => {
             let name = path.display().to_string();
-            let reader = std::fs::File::open(path).map_err(|error| {
-                Failure::data("unreadable_file", format!("cannot read the plan {name}: {error}"))
-            })?;
-            file = Chained::read(reader, &name)?;
+            file = Chained::open(path)?;
             if file.kind != Kind::Config && !same_place(&file.path, model.path()) {
                 output.note(format_args!(
                     "the plan {name} was made for the {} {}, not for {}",
@@ -281,22 +279,9 @@ fn same_place(one: &Path, other: &Path) -> bool {
     }
 }
 
-/// A value from the environment; empty is unset.
-fn from_env<T>(name: &str, parse: impl FnOnce(&str) -> Result<T, String>) -> Result<Option<T>, Failure> {
-    match std::env::var(name) {
-        Err(VarError::NotPresent) => Ok(None),
-        Ok(text) if text.is_empty() => Ok(None),
-        Ok(text) => match parse(&text) {
-            Ok(value) => Ok(Some(value)),
-            Err(error) => Err(Failure::usage(format!("{name} is `{text}`: {error}"))),
-        },
-        Err(VarError::NotUnicode(_)) => Err(Failure::usage(format!("{name} is no text"))),
-    }
-}
-
 /// A small whole number from the environment.
 fn count_from_env(name: &str, default: usize) -> Result<usize, Failure> {
-    Ok(from_env(name, |text| args::whole(text, 0, 64))?.unwrap_or(default))
+    Ok(from_env(name, |text| whole(text, 0, 64))?.unwrap_or(default))
 }
 
 /// Bars for loading and for long prompts.

@@ -198,8 +198,7 @@ fn several_at_a_time_have_the_answers_they_have_alone() {
     assert_eq!(sorted(queue.answers("out.jsonl")), sorted(queue.answers("alone.jsonl")));
     let too_many = queue.run_with("out.jsonl", &["--parallel", "17"]).error(2, "usage");
     assert!(too_many["message"].as_str().unwrap().contains("1 to 16"), "{too_many}");
-    let small = ["--parallel", "16", "--ctx", "200000", "--budget", "64MiB"];
-    queue.run_with("other.jsonl", &small).error(4, "budget_below_floor");
+    queue.run_with("other.jsonl", &["--parallel", "16", "--budget", "1MiB"]).error(4, "budget_below_floor");
 }
 
 #[test]

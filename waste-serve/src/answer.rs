@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use futures_util::stream;
+use serde_json::Value;
 use tokio::time::timeout_at;
 use waste_engine::chat::Delta;
 
@@ -36,7 +37,11 @@ pub async fn answer(
     let deadline = Instant::now() + service.settings.queue_timeout;
     let order =
         Order { service: Arc::clone(service), envelope, handle, deadline, started: false, id: id.to_owned() };
-    if stream { Ok(order.stream()) } else { order.whole().await }
+    match service.settings.blocking_keepalive {
+        _ if stream => Ok(order.stream()),
+        None => order.whole().await.map(|whole| json_response(StatusCode::OK, &whole)),
+        Some(often) => order.kept_alive(often).await,
+    }
 }
 
 struct Order {
@@ -90,7 +95,7 @@ impl Order {
         ));
     }
 
-    async fn whole(mut self) -> Result<Response<Body>, ApiError> {
+    async fn whole(mut self) -> Result<Value, ApiError> {
         let (mut parts, mut logprobs) = (Vec::new(), Vec::new());
         loop {
             match self.event().await? {
@@ -100,12 +105,34 @@ impl Order {
                 }
                 Event::Done(finished) => {
                     self.log(&finished);
-                    let whole = self.envelope.whole(&self.service, parts, &logprobs, &finished);
-                    return Ok(json_response(StatusCode::OK, &whole));
+                    return Ok(self.envelope.whole(&self.service, parts, &logprobs, &finished));
                 }
                 Event::Started | Event::Prefill { .. } | Event::Failed(_) => (),
             }
         }
+    }
+
+    /// The whole answer; white space before it if it takes long.
+    async fn kept_alive(self, often: Duration) -> Result<Response<Body>, ApiError> {
+        let mut whole = Box::pin(self.whole());
+        if let Ok(whole) = tokio::time::timeout(often, &mut whole).await {
+            return whole.map(|whole| json_response(StatusCode::OK, &whole));
+        }
+        let mut first = true;
+        let parts = stream::unfold(Some(whole), move |whole| {
+            let wait = if std::mem::take(&mut first) { Duration::ZERO } else { often };
+            async move {
+                let mut whole = whole?;
+                let (part, rest) = match tokio::time::timeout(wait, &mut whole).await {
+                    Err(_) => (" ".to_owned(), Some(whole)),
+                    Ok(whole) => (whole.unwrap_or_else(|error| error.object()).to_string(), None),
+                };
+                Some((Ok::<_, std::convert::Infallible>(Bytes::from(part)), rest))
+            }
+        });
+        let mut response = Response::new(Body::from_stream(parts));
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        Ok(response)
     }
 
     fn stream(self) -> Response<Body> {

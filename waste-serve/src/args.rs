@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use waste_common::cli::{ByteSize, CommonArgs};
+use waste_common::cli::{ByteSize, CommonArgs, whole};
 use waste_common::machine::CpuList;
 use waste_common::plan::{Budget, KvType, PlanOptions};
 use waste_engine::Arith;
@@ -77,8 +77,13 @@ pub struct Args {
     #[arg(long, help_heading = "Answers")]
     pub log_content: bool,
     /// Answers that are written at a time, together: each is the one it would be alone, and takes a context's memory
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parallel, help_heading = "Queue")]
-    pub parallel: usize,
+    /// [default: 1]
+    #[arg(long, value_name = "N", value_parser = parallel, help_heading = "Queue")]
+    pub parallel: Option<usize>,
+    /// Send white space every 15 s while a whole answer (no stream) is waited for, so that nothing on the way takes the
+    /// connection for dead; what goes wrong then comes with status 200
+    #[arg(long, help_heading = "Queue")]
+    pub blocking_keepalive: bool,
     /// Requests that may wait beside them
     #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Queue")]
     pub queue: usize,
@@ -104,6 +109,9 @@ pub struct Args {
     /// Context length: prompt and answer together [default: 4096]
     #[arg(long, value_name = "TOKENS", help_heading = "Memory")]
     pub ctx: Option<usize>,
+    /// Take budget, context, KV type and --parallel from the JSON of waste-plan
+    #[arg(long, value_name = "FILE", help_heading = "Memory")]
+    pub plan: Option<PathBuf>,
     /// How the latent KV cache is kept [default: f16]
     #[arg(long, value_name = "TYPE", help_heading = "Memory")]
     pub kv: Option<KvType>,
@@ -138,9 +146,7 @@ pub struct Args {
 
 /// A number of answers at a time.
 fn parallel(text: &str) -> Result<usize, String> {
-    let most = PlanOptions::PARALLEL_MAX;
-    let number = text.parse().ok().filter(|number| (1..=most).contains(number));
-    number.ok_or_else(|| format!("expected a whole number from 1 to {most}"))
+    whole(text, 1, PlanOptions::PARALLEL_MAX)
 }
 
 /// A time in seconds, at most a year.

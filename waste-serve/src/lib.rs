@@ -41,10 +41,13 @@ pub const TOOL: Tool = Tool {
                Ask it something:        curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n                           \
                -d '{\"model\":\"k3\",\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n  \
                Serve others, with keys: waste-serve k3.waste --host 0.0.0.0 --api-key-file keys.txt\n  \
+               Four at a time:          waste-serve k3.waste --parallel 4\n  \
                From a pipeline:         waste-plan k3.waste --json | waste-serve -\n\n\
                Environment (empty is unset; an option wins):\n  \
                WASTE_BUDGET     as --budget\n  \
                WASTE_THREADS    as --threads\n  \
+               WASTE_IO_DEPTH   expert reads in flight, 0 to 64 [default: 4]\n  \
+               WASTE_LOOKAHEAD  experts of the next layer to read ahead, 0 to 64 [default: 6]\n  \
                WASTE_API_KEY    keys, one a line",
     details: Vec::new,
 };

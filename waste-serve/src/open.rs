@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
-use waste_common::cli::{Chained, Failure, Kind, Output, resolve_model};
+use waste_common::cli::{Chained, Failure, Kind, Output, from_env, resolve_model, whole};
 use waste_common::io::Bypass;
 use waste_common::machine::{Machine, Reservation};
 use waste_common::plan::{self, Budget, MemoryPlan, ModelSizes, PlanOptions};
@@ -22,6 +24,8 @@ use crate::model::{EngineModel, Model, Reuse, ScriptModel};
 use crate::service::{Facts, Settings};
 use crate::worker::Open;
 
+/// How often something is sent with --blocking-keepalive.
+const KEEPALIVE: Duration = Duration::from_secs(15);
 /// The states of a conversation that are kept.
 const STATES: u64 = 3;
 /// Conversations whose states are kept by default, if no more than that are written at a time.
@@ -37,6 +41,8 @@ pub struct Found {
     pub settings: Settings,
     /// How the worker opens it.
     pub open: Box<Open>,
+    /// Set while it does, it gives up.
+    pub give_up: Arc<AtomicBool>,
 }
 
 /// Looks at the model, and plans its memory.
@@ -57,21 +63,31 @@ pub fn find(args: &Args, output: &Output) -> Result<Found, Failure> {
     let defaults = Defaults::read(&dir, &config, Some(&tokenizer))?;
     let settings = settings(args, &dir, format.as_ref().ok(), &defaults);
     let fingerprint = source.fingerprint();
-    let (ctx, budget_bytes, open): (usize, Option<u64>, Box<Open>) = match &args.script {
+    let loading = Arc::new(AtomicBool::new(false));
+    let Planned { ctx, budget_bytes, parallel, open } = match &args.script {
         Some(script) => {
             let (script, tokens) = (script.clone(), dir.clone());
-            let ctx = args.ctx.unwrap_or(PlanOptions::CTX);
             let open = move || -> Result<Box<dyn Model>, Failure> {
                 Ok(Box::new(ScriptModel::read(&script, &Tokenizer::open(&tokens)?)?))
             };
-            (ctx, None, Box::new(open))
+            let (ctx, parallel) = (args.ctx.unwrap_or(PlanOptions::CTX), args.parallel.unwrap_or(1));
+            Planned { ctx, budget_bytes: None, parallel, open: Box::new(open) }
         }
-        None => engine(args, &dir, source, model.chained(), output)?,
+        None => engine(args, &dir, source, model.chained(), &loading, output)?,
     };
+    let settings = Settings { parallel, ..settings };
     let vocab = config.vocab;
     let stop_ids = defaults.stop_ids;
     let facts = Facts { tokenizer, format, vocab, ctx, stop_ids, fingerprint, budget_bytes };
-    Ok(Found { facts, settings, open })
+    Ok(Found { facts, settings, open, give_up: loading })
+}
+
+/// How a model is run.
+struct Planned {
+    ctx: usize,
+    budget_bytes: Option<u64>,
+    parallel: usize,
+    open: Box<Open>,
 }
 
 fn settings(args: &Args, dir: &Path, format: Option<&ChatFormat>, defaults: &Defaults) -> Settings {
@@ -92,12 +108,13 @@ fn settings(args: &Args, dir: &Path, format: Option<&ChatFormat>, defaults: &Def
         },
         completions_markup: args.completions_markup,
         extra: !args.no_extra,
-        parallel: args.parallel,
         queue: args.queue,
         queue_timeout: args.queue_timeout,
         max_body: usize::try_from(args.max_body.bytes()).unwrap_or(usize::MAX),
         log_content: args.log_content,
         ui: !args.no_ui,
+        blocking_keepalive: args.blocking_keepalive.then_some(KEEPALIVE),
+        ..Settings::default()
     }
 }
 
@@ -107,15 +124,16 @@ fn engine(
     dir: &Path,
     source: Source,
     planned: Option<&Chained>,
+    give_up: &Arc<AtomicBool>,
     output: &Output,
-) -> Result<(usize, Option<u64>, Box<Open>), Failure> {
+) -> Result<Planned, Failure> {
     let options = plan_options(args, planned)?;
     let mut sizes = match &source {
         Source::Container(container) => ModelSizes::of_container(container)?,
         Source::Checkpoint(checkpoint) => ModelSizes::of_checkpoint_run_directly(checkpoint.config())?,
     };
     let machine = Machine::probe()?;
-    let slots = if args.no_reuse { 0 } else { args.reuse_slots.unwrap_or(args.parallel.max(REUSE_SLOTS)) };
+    let slots = if args.no_reuse { 0 } else { args.reuse_slots.unwrap_or(options.parallel.max(REUSE_SLOTS)) };
     let one = PlanOptions { parallel: 1, ..options.clone() };
     let state = plan::plan(&sizes, &one, &machine)?.state_bytes;
     let wanted = state.saturating_mul(STATES).saturating_mul(slots as u64);
@@ -134,6 +152,9 @@ fn engine(
     let engine_options = EngineOptions {
         arith: args.arith,
         cpus: args.cpus.as_ref().map(|cpus| cpus.0.clone()),
+        readers: count("WASTE_IO_DEPTH", EngineOptions::default().readers)?,
+        lookahead: count("WASTE_LOOKAHEAD", EngineOptions::default().lookahead)?,
+        cancelled: Arc::clone(give_up),
         bypass: if args.no_direct_io { Bypass::Off } else { Bypass::On },
         verify: args.verify,
         ..EngineOptions::default()
@@ -143,7 +164,7 @@ fn engine(
         Source::Container(container) => Some((dir.join(USAGE), container.manifest_sha256().to_owned())),
         Source::Checkpoint(_) => None,
     };
-    let (ctx, budget) = (plan.ctx, plan.budget_bytes);
+    let (ctx, budget_bytes, parallel) = (plan.ctx, Some(plan.budget_bytes), plan.parallel);
     let opening = Opening {
         dir: dir.to_owned(),
         options: engine_options,
@@ -154,7 +175,7 @@ fn engine(
         _plan: plan,
         _reservation: reservation,
     };
-    Ok((ctx, Some(budget), Box::new(move || opening.open())))
+    Ok(Planned { ctx, budget_bytes, parallel, open: Box::new(move || opening.open()) })
 }
 
 /// Everything to open the engine with, again if need be.
@@ -191,11 +212,16 @@ impl Opening {
 }
 
 fn plan_options(args: &Args, planned: Option<&Chained>) -> Result<PlanOptions, Failure> {
-    let env = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
-    let wrong = |name: &str, error: String| Failure::usage(format!("{name}: {error}"));
+    let file;
+    let planned = match &args.plan {
+        None => planned,
+        Some(path) => {
+            file = Chained::open(path)?;
+            Some(&file)
+        }
+    };
     let mut options = PlanOptions {
         chunk: args.prefill_chunk.unwrap_or(PlanOptions::CHUNK),
-        parallel: args.parallel,
         threads: EngineOptions::default().threads,
         ..PlanOptions::default()
     };
@@ -205,17 +231,25 @@ fn plan_options(args: &Args, planned: Option<&Chained>) -> Result<PlanOptions, F
         if let Some(kv) = planned.kv()? {
             options.kv = kv.parse().map_err(|error: String| Failure::data("invalid_plan", error))?;
         }
+        let parallel = planned.parallel()?.map(|parallel| usize::try_from(parallel).unwrap_or(usize::MAX));
+        options.parallel = parallel.unwrap_or(options.parallel);
+        if planned.vision()?.unwrap_or(false) {
+            let why = "the plan includes images, which waste-serve cannot take yet; plan without --vision";
+            return Err(Failure::usage(why));
+        }
     }
-    if let Some(budget) = env("WASTE_BUDGET") {
-        options.budget = budget.parse().map_err(|error| wrong("WASTE_BUDGET", error))?;
-    }
-    if let Some(threads) = env("WASTE_THREADS") {
-        options.threads =
-            threads.parse().map_err(|_| wrong("WASTE_THREADS", "expected a number".to_owned()))?;
-    }
+    options.budget = from_env("WASTE_BUDGET", str::parse)?.unwrap_or(options.budget);
+    let threads = |text: &str| whole(text, 1, PlanOptions::THREADS_MAX);
+    options.threads = from_env("WASTE_THREADS", threads)?.unwrap_or(options.threads);
+    options.parallel = args.parallel.unwrap_or(options.parallel);
     options.budget = args.budget.unwrap_or(options.budget);
     options.ctx = args.ctx.unwrap_or(options.ctx);
     options.kv = args.kv.unwrap_or(options.kv);
     options.threads = args.threads.or(args.cpus.as_ref().map(|cpus| cpus.0.len())).unwrap_or(options.threads);
     Ok(options)
+}
+
+/// A small whole number from the environment.
+fn count(name: &str, default: usize) -> Result<usize, Failure> {
+    Ok(from_env(name, |text| whole(text, 0, 64))?.unwrap_or(default))
 }

@@ -1,7 +1,10 @@
 //! The tool: opens the model, listens, and ends in good order.
 
 use std::net::IpAddr;
+#[cfg(unix)]
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
@@ -32,7 +35,7 @@ const KEY_BYTES_MAX: u64 = 1 << 20;
 pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
     let access = access(&args, output)?;
     let interrupt = Interrupt::install()?;
-    let Found { facts, settings, open } = find(&args, output)?;
+    let Found { facts, settings, open, give_up } = find(&args, output)?;
     let lines = output.clone();
     let log = Arc::new(move |line: &str| lines.note(line));
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -44,11 +47,12 @@ pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
     let (listener, address) = runtime.block_on(bind(&args))?;
     let (service, working) = Service::start(facts, settings, access, log, open)?;
     let drain = args.drain_timeout;
-    runtime.block_on(serve(service, working, listener, &address, interrupt, drain, output))?;
+    let served =
+        runtime.block_on(serve(service, working, listener, &address, interrupt, &give_up, drain, output));
     if let Some(path) = &args.unix {
         let _ = std::fs::remove_file(path);
     }
-    Ok(Exit::Done)
+    served.map(|()| Exit::Done)
 }
 
 async fn serve(
@@ -57,6 +61,7 @@ async fn serve(
     listener: Listener,
     address: &str,
     interrupt: Interrupt,
+    give_up: &AtomicBool,
     drain: Duration,
     output: &Output,
 ) -> Result<(), Failure> {
@@ -69,6 +74,9 @@ async fn serve(
             announce(&service, address, output)?;
         }
         tokio::time::sleep(TICK).await;
+    }
+    if service.queue.status().phase == Phase::Loading {
+        give_up.store(true, Ordering::Relaxed);
     }
     service.queue.drain(drain);
     while !working.is_finished() {
@@ -97,6 +105,7 @@ async fn bind(args: &Args) -> Result<(Listener, String), Failure> {
         #[cfg(unix)]
         {
             let place = path.display().to_string();
+            take_over(path).map_err(|error| failed(&place, error))?;
             let listener = tokio::net::UnixListener::bind(path).map_err(|error| failed(&place, error))?;
             return Ok((Listener::Unix(listener), place));
         }
@@ -108,6 +117,23 @@ async fn bind(args: &Args) -> Result<(Listener, String), Failure> {
     let listener = TcpListener::bind((host, args.port)).await.map_err(|error| failed(&place, error))?;
     let address = listener.local_addr().map_err(|error| failed(&place, error))?;
     Ok((Listener::Tcp(listener), format!("http://{address}")))
+}
+
+/// Removes a socket that nobody listens on any more, such as a kill leaves behind.
+#[cfg(unix)]
+fn take_over(path: &Path) -> std::io::Result<()> {
+    use std::io::{Error, ErrorKind};
+    use std::os::unix::fs::FileTypeExt;
+    use std::os::unix::net::UnixStream;
+
+    if !std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
+        return Ok(());
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => Err(Error::new(ErrorKind::AddrInUse, "another server listens there")),
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+        Err(error) => Err(error),
+    }
 }
 
 /// Who may come in; refuses what would let everybody.

@@ -49,6 +49,8 @@ pub struct Settings {
     pub queue_timeout: std::time::Duration,
     /// Longest body.
     pub max_body: usize,
+    /// How often something is sent while a whole answer is waited for; `None` for never.
+    pub blocking_keepalive: Option<std::time::Duration>,
     /// Whether contents are logged.
     pub log_content: bool,
     /// Whether there is a web page.
@@ -70,6 +72,7 @@ impl Default for Settings {
             queue: 8,
             queue_timeout: std::time::Duration::from_secs(1800),
             max_body: 64 << 20,
+            blocking_keepalive: None,
             log_content: false,
             ui: true,
         }

@@ -110,9 +110,8 @@ impl Desk {
         let slots = self.at(Stage::Answer);
         if !slots.is_empty() {
             let writings = &mut self.slots;
-            let outcome = model.next(&slots, &mut |slot, given| {
-                writings.get_mut(slot)?.as_mut()?.write(kit, given)
-            });
+            let outcome =
+                model.next(&slots, &mut |slot, given| writings.get_mut(slot)?.as_mut()?.write(kit, given));
             if let Err(error) = outcome {
                 let error = kit.failure(error);
                 slots.iter().for_each(|slot| self.with(*slot, |writing| writing.fail(error.clone())));

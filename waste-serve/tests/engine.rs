@@ -325,7 +325,8 @@ fn variety() -> Vec<Value> {
     ];
     let body = |(i, kind): (usize, &Value)| {
         let text = format!("Tell me of number {i}. {}", "It was a fine day. ".repeat(i * 7 % 40));
-        let mut body = json!({"model": "model", "messages": [user(&text)], "seed": 100 + i, "max_tokens": 40});
+        let mut body =
+            json!({"model": "model", "messages": [user(&text)], "seed": 100 + i, "max_tokens": 40});
         body.as_object_mut().unwrap().extend(kind.as_object().unwrap().clone());
         body
     };
@@ -335,9 +336,8 @@ fn variety() -> Vec<Value> {
 /// What an answer says, without what no two have in common.
 fn said(mut got: Value) -> Value {
     let mut choice = got["choices"][0].take();
-    for call in choice["message"]["tool_calls"].as_array_mut().into_iter().flatten() {
-        call["id"].take();
-    }
+    let calls = choice.pointer_mut("/message/tool_calls").and_then(Value::as_array_mut);
+    calls.into_iter().flatten().for_each(|call| drop(call["id"].take()));
     json!([choice, got["usage"], got["waste"]["seed"], got["waste"]["grammar"]])
 }
 
@@ -397,10 +397,15 @@ fn states_are_each_conversations_own() {
     }
     runtime().block_on(async {
         let conversations = 4;
-        let first: Vec<Value> =
-            (0..conversations).map(|i| ask(&[user(&format!("Story {i}. {}", "There was a miller. ".repeat(10 + 5 * i)))])).collect();
+        let first: Vec<Value> = (0..conversations)
+            .map(|i| ask(&[user(&format!("Story {i}. {}", "There was a miller. ".repeat(10 + 5 * i)))]))
+            .collect();
         let one = std::sync::Arc::new(server_of(Reuse::new(conversations, 1 << 30), Access::default(), 1));
-        let many = std::sync::Arc::new(server_of(Reuse::new(conversations, 1 << 30), Access::default(), conversations));
+        let many = std::sync::Arc::new(server_of(
+            Reuse::new(conversations, 1 << 30),
+            Access::default(),
+            conversations,
+        ));
         let mut answers = Vec::new();
         for body in &first {
             answers.push(said(one.chat(body).await.json()));
@@ -415,10 +420,10 @@ fn states_are_each_conversations_own() {
             })
             .collect();
         let mut expected = Vec::new();
-        for body in &second {
+        for (body, before) in second.iter().zip(&answers) {
             let said = said(one.chat(body).await.json());
             let cached = said[1]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
-            assert!(cached + 60 >= said[1]["prompt_tokens"].as_u64().unwrap(), "{said}");
+            assert!(cached + 20 >= before[1]["prompt_tokens"].as_u64().unwrap(), "{said}");
             expected.push(said);
         }
         assert!(all_at_once(&many, &second).await == expected);

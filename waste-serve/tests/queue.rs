@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -242,5 +242,47 @@ fn a_slow_body_is_no_reason_to_wait_for_others() {
         sender.send(Ok(r#""messages":[{"role":"user","content":"x"}]}"#.into())).await.unwrap();
         drop(sender);
         assert_eq!(slow.await.unwrap().status, StatusCode::OK);
+    });
+}
+
+#[test]
+fn a_whole_answer_that_takes_long_is_kept_alive() {
+    runtime().block_on(async {
+        let (puppet, strings) = puppet();
+        let often = Some(Duration::from_millis(20));
+        let settings = Settings { blocking_keepalive: often, ..Settings::default() };
+        let server = Arc::new(Server::tales(settings, puppet));
+        // Quick ones are as ever.
+        strings.steps.send(Step::Fail).unwrap();
+        assert_eq!(server.chat(&ask("fails", false)).await.code(), (500, "engine_error".to_owned()));
+        for fails in [false, true] {
+            let response =
+                server.app.clone().oneshot(post("/v1/chat/completions", &ask("slow", false))).await.unwrap();
+            assert_eq!(
+                (response.status(), &response.headers()["content-type"]),
+                (StatusCode::OK, &HeaderValue::from_static("application/json"))
+            );
+            let mut body = response.into_body();
+            for _ in 0..3 {
+                assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), " ");
+            }
+            if fails {
+                strings.steps.send(Step::Fail).unwrap();
+            } else {
+                answers(&strings, 1);
+            }
+            let rest = body.collect().await.unwrap().to_bytes();
+            let json: Value = serde_json::from_slice(&rest).unwrap();
+            match fails {
+                true => assert_eq!(json["error"]["code"], "engine_error"),
+                false => assert_eq!(json["choices"][0]["message"]["content"], "word"),
+            }
+        }
+        // A client that leaves meanwhile frees the model.
+        let response =
+            server.app.clone().oneshot(post("/v1/chat/completions", &ask("leaves", false))).await.unwrap();
+        drop(response);
+        strings.steps.send(Step::Text("")).unwrap();
+        until("the model to be free", || server.service.queue.status().running == 0).await;
     });
 }

@@ -107,6 +107,18 @@ impl Model {
 }
 
 impl Chained {
+    /// Reads the object in a file, such as the plan of `--plan`.
+    ///
+    /// # Errors
+    /// The file cannot be read (exit 3); else as for [`resolve_model`].
+    pub fn open(path: &Path) -> Result<Chained, Failure> {
+        let name = path.display().to_string();
+        let file = std::fs::File::open(path).map_err(|error| {
+            Failure::data("unreadable_file", format!("cannot read the plan {name}: {error}"))
+        })?;
+        Chained::read(file, &name)
+    }
+
     /// Read one object from `reader`, called `source` in messages (a pipe, or the file of `--plan`).
     ///
     /// # Errors
@@ -205,6 +217,14 @@ impl Chained {
     /// See [`budget_bytes`](Self::budget_bytes).
     pub fn kv(&self) -> Result<Option<&str>, Failure> {
         self.get("kv", "a string", Value::as_str)
+    }
+
+    /// The sequences together of a plan.
+    ///
+    /// # Errors
+    /// See [`budget_bytes`](Self::budget_bytes).
+    pub fn parallel(&self) -> Result<Option<u64>, Failure> {
+        self.get("parallel", "a whole number", Value::as_u64)
     }
 
     /// Whether a plan counts vision.

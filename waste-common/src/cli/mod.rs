@@ -11,6 +11,7 @@ mod failure;
 mod output;
 pub mod progress;
 pub mod signals;
+mod values;
 
 pub use crate::error::{Coded, Exit};
 pub use crate::size::{ByteSize, ByteSizeError};
@@ -21,3 +22,4 @@ pub use failure::{Details, Failure};
 pub use output::{Output, Text, printable};
 pub use progress::{Progress, Unit};
 pub use signals::Interrupt;
+pub use values::{from_env, whole};

@@ -9,8 +9,8 @@ use super::x86::{PREFETCH, prefetch};
 mod trunk;
 mod whole;
 
-pub(super) use trunk::{rows_f32, rows_q4, rows_q8};
-pub(super) use whole::rows_q4_fast;
+pub(super) use trunk::{rows_f32, rows_q4, rows_q8, rows_q8_many};
+pub(super) use whole::{rows_q4_fast, rows_q4_fast_many};
 
 /// Sums of bytes, two a 16-bit lane: the lanes themselves, and their upper bytes.
 #[derive(Clone, Copy)]

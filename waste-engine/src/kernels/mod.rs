@@ -29,6 +29,19 @@ pub type RowsF16 = fn(&[u16], &[f32], &mut [f32]);
 /// One matrix kernel over rows quantised in groups of 128: `(payload, f16 scales, x [cols], out [rows])`.
 pub type RowsQuant = fn(&[u8], &[u16], &[f32], &mut [f32]);
 
+/// Matrix kernels over quantised rows and several inputs: `(payload, f16 scales, inputs, length of one, out)`, where `out`
+/// is [inputs, rows].
+pub type RowsMany = fn(&[u8], &[u16], &[f32], usize, &mut portable::Columns);
+
+/// Kernels that decode a row's weights once for several inputs; each product has the bits of its single kernel.
+#[derive(Clone, Copy)]
+pub struct Many {
+    /// See [`Kernels::rows_q8`].
+    pub rows_q8: RowsMany,
+    /// See [`Kernels::rows_q4_fast`]; the inputs are as [`Kernels::to_whole`] left them.
+    pub rows_q4_fast: RowsMany,
+}
+
 macro_rules! kernel_table {
     ($( $(#[$doc:meta])* $kernel:ident: fn($($arg:ident: $type:ty),*) $(-> $ret:ty)?; )*) => {
         /// The kernels of one instruction set.
@@ -36,10 +49,12 @@ macro_rules! kernel_table {
         pub struct Kernels {
             /// `portable`, `avx2`, …
             pub name: &'static str,
+            /// Several inputs at a time, where that gains something.
+            pub many: Option<Many>,
             $( $(#[$doc])* pub $kernel: fn($($type),*) $(-> $ret)?, )*
         }
 
-        const PORTABLE: Kernels = Kernels { name: "portable", $( $kernel: portable::$kernel, )* };
+        const PORTABLE: Kernels = Kernels { name: "portable", many: None, $( $kernel: portable::$kernel, )* };
 
         #[cfg(target_arch = "x86_64")]
         compiled! { compiled_avx2, "avx2", "avx2,fma,f16c", $( $kernel($($arg: $type),*) $(-> $ret)?; )* }
@@ -70,6 +85,7 @@ macro_rules! compiled {
 
             pub(super) const TABLE: Kernels = Kernels {
                 name: $name,
+                many: None,
                 // SAFETY: `Kernels::named` hands this table out only after it has seen the CPU report these features.
                 $( $kernel: |$($arg),*| unsafe { self::$kernel($($arg),*) }, )*
             };
@@ -183,6 +199,12 @@ static AVX2: Kernels = Kernels {
 
 #[cfg(target_arch = "x86_64")]
 static AVX512: Kernels = Kernels {
+    many: Some(Many {
+        // SAFETY: see above.
+        rows_q8: |p, s, x, cols, out| unsafe { avx512::rows_q8_many(p, s, x, cols, out) },
+        // SAFETY: see above.
+        rows_q4_fast: |p, s, w, len, out| unsafe { avx512::rows_q4_fast_many(p, s, w, len, out) },
+    }),
     // SAFETY: see above.
     gemm: |w, x, cols, out| unsafe { gemm::gemm_avx512(w, x, cols, out) },
     // SAFETY: see above.

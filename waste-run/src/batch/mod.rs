@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use serde::Serialize;
 use waste_common::cli::{Exit, Failure, Output, resolve_model};
-use waste_engine::chat::{AnswerCall, ChatFormat, Effort, Limits, Turn};
 use waste_engine::EngineError;
+use waste_engine::chat::{AnswerCall, ChatFormat, Effort, Limits, Turn};
 use waste_engine::tokenizer::Tokenizer;
 
 use crate::args::{BatchArgs, EffortArg};

@@ -101,10 +101,7 @@ impl Answering<'_> {
     }
 }
 
-fn places<'a>(
-    answers: &[Option<Answering<'a>>],
-    which: impl Fn(&Answering<'a>) -> bool,
-) -> Vec<usize> {
+fn places<'a>(answers: &[Option<Answering<'a>>], which: impl Fn(&Answering<'a>) -> bool) -> Vec<usize> {
     let at = |place: &usize| answers[*place].as_ref().is_some_and(&which);
     (0..answers.len()).filter(at).collect()
 }

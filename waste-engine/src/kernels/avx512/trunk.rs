@@ -3,9 +3,13 @@
 
 use std::arch::x86_64::*;
 
+use super::super::columns::Columns;
 use super::super::portable::{self, GROUP};
 use super::super::x86::{PREFETCH, prefetch};
 use super::{load, load_ps};
+
+/// Inputs that share what is loaded and decoded of a row.
+pub(super) const INPUTS: usize = 4;
 
 /// The sum of 16 lanes by halving: the tree of every reduction.
 #[inline]
@@ -111,6 +115,67 @@ pub(in super::super) fn rows_q8(payload: &[u8], scales: &[u16], x: &[f32], out: 
         sum
     };
     rows_grouped(GROUP, payload, scales, x, out, group, portable::last_q8);
+}
+
+/// See [`Many::rows_q8`](crate::kernels::Many::rows_q8).
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c")]
+pub(in super::super) fn rows_q8_many(
+    payload: &[u8],
+    scales: &[u16],
+    x: &[f32],
+    cols: usize,
+    out: &mut Columns<'_>,
+) {
+    for (i, x) in x.chunks(INPUTS * cols).enumerate() {
+        let first = i * INPUTS;
+        match x.len() / cols {
+            1 => q8_by::<1>(payload, scales, x, first, out),
+            2 => q8_by::<2>(payload, scales, x, first, out),
+            3 => q8_by::<3>(payload, scales, x, first, out),
+            _ => q8_by::<INPUTS>(payload, scales, x, first, out),
+        }
+    }
+}
+
+/// Q8G rows by `N` inputs; their products begin in row `first` of `out`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c")]
+fn q8_by<const N: usize>(payload: &[u8], scales: &[u16], x: &[f32], first: usize, out: &mut Columns<'_>) {
+    let cols = x.len() / N;
+    let (groups, whole) = (cols.div_ceil(GROUP), cols / GROUP);
+    let stride = groups * GROUP;
+    assert!(payload.len() >= out.width() * stride && scales.len() >= out.width() * groups);
+    let inputs: [&[f32]; N] = std::array::from_fn(|t| &x[t * cols..(t + 1) * cols]);
+    let rows = payload.chunks_exact(stride).zip(scales.chunks_exact(groups));
+    for (r, (row, scales)) in (0..out.width()).zip(rows) {
+        let mut totals = [_mm512_setzero_ps(); N];
+        for (g, (bytes, &scale)) in row.chunks_exact(GROUP).zip(scales).take(whole).enumerate() {
+            prefetch(bytes, PREFETCH);
+            prefetch(bytes, PREFETCH + 64);
+            let mut sums = [_mm512_setzero_ps(); N];
+            for (block, bytes) in bytes.as_chunks::<16>().0.iter().enumerate() {
+                // SAFETY: the chunk has 16 bytes.
+                let bytes = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
+                let w = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+                for (sum, x) in sums.iter_mut().zip(inputs) {
+                    *sum = _mm512_fmadd_ps(w, load_ps(x, g * GROUP + 16 * block), *sum);
+                }
+            }
+            let scale = _mm512_set1_ps(widen_half(scale));
+            for (total, sum) in totals.iter_mut().zip(sums) {
+                *total = _mm512_fmadd_ps(scale, sum, *total);
+            }
+        }
+        for (t, (total, x)) in totals.into_iter().zip(inputs).enumerate() {
+            let mut total = total;
+            if whole < groups {
+                let lanes = portable::last_q8(&row[whole * GROUP..], &x[whole * GROUP..]);
+                let scale = _mm512_set1_ps(widen_half(scales[whole]));
+                total = _mm512_fmadd_ps(scale, load_ps(&lanes, 0), total);
+            }
+            out.set(first + t, r, reduce(total));
+        }
+    }
 }
 
 /// See [`Kernels::rows_f32`](crate::kernels::Kernels::rows_f32).

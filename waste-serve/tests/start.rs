@@ -2,62 +2,21 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, Stdio};
-use std::time::Duration;
+#[path = "util/serving.rs"]
+mod serving;
+
+use std::io::{Read, Write};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use serving::Serving;
 use waste_tests::files::data;
 use waste_tests::tool::{Ran, arg, process, run};
 
 const TALES: &str = "models/k3-tales";
 
-struct Serving {
-    child: Child,
-    address: String,
-}
-
-impl Serving {
-    fn start(args: &[&str]) -> Serving {
-        let mut command = process("waste-serve");
-        command.args([arg(&data(TALES)), "--port", "0", "--json"]).args(args).env_remove("WASTE_API_KEY");
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        stdout.read_line(&mut line).unwrap();
-        let ready: Value = serde_json::from_str(&line).unwrap_or_else(|error| {
-            let mut stderr = String::new();
-            child.stderr.as_mut().unwrap().read_to_string(&mut stderr).unwrap();
-            panic!("{error}: {line:?} {stderr}")
-        });
-        assert_eq!((&ready["schema"], &ready["event"]), (&json!("waste-serve/1"), &json!("ready")));
-        let address = ready["addr"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
-        Serving { child, address }
-    }
-
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        stream
-    }
-
-    /// Sends a request and reads until the server closes.
-    fn ask(&self, head: &str, body: &str) -> String {
-        let mut stream = self.connect();
-        let length = body.len();
-        let host = "host: localhost\r\nconnection: close";
-        write!(stream, "{head} HTTP/1.1\r\n{host}\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
-        text
-    }
-
-    fn end(self) -> Ran {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
-        Ran::from_output(self.child.wait_with_output().unwrap())
-    }
+fn start(args: &[&str]) -> Serving {
+    Serving::start(arg(&data(TALES)), args)
 }
 
 fn chat(stream: bool) -> String {
@@ -70,7 +29,7 @@ fn chat(stream: bool) -> String {
 
 #[test]
 fn it_serves_until_a_signal_comes() {
-    let serving = Serving::start(&["--ctx", "512", "--threads", "2"]);
+    let serving = start(&["--ctx", "512", "--threads", "2"]);
     let health = serving.ask("GET /health", "");
     assert!(health.starts_with("HTTP/1.1 200 OK\r\n") && health.contains("\"status\":\"ok\""), "{health}");
     let whole = serving.ask("POST /v1/chat/completions", &chat(false));
@@ -115,7 +74,7 @@ fn a_signal_ends_what_runs_in_good_order() {
     let script = home.path().join("script.json");
     let items: Vec<Value> = (0..10_000).map(|_| json!({"t": "word "})).collect();
     std::fs::write(&script, json!({"token_ms": 2, "cases": [{"items": items}]}).to_string()).unwrap();
-    let serving = Serving::start(&["--script", arg(&script), "--drain-timeout", "0.2"]);
+    let serving = start(&["--script", arg(&script), "--drain-timeout", "0.2"]);
     let mut stream = serving.connect();
     let body = json!({
         "model": "k3-tales", "messages": [{"role": "user", "content": "x"}], "thinking": false, "stream": true,
@@ -131,6 +90,69 @@ fn a_signal_ends_what_runs_in_good_order() {
     stream.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("data: [DONE]"), "{rest}");
     Ran::from_output(serving.child.wait_with_output().unwrap()).exits(0);
+}
+
+#[test]
+fn a_socket_that_a_kill_left_is_taken_over_and_a_live_one_is_not() {
+    let home = tempfile::tempdir().unwrap();
+    let (path, script) = (home.path().join("socket"), home.path().join("script.json"));
+    std::fs::write(&script, json!({"cases": [{"items": [{"t": "word"}]}]}).to_string()).unwrap();
+    let args = ["--unix", arg(&path), "--script", arg(&script)];
+    let mut killed = Serving::listening(arg(&data(TALES)), &args);
+    killed.child.kill().unwrap();
+    killed.child.wait().unwrap();
+    assert!(path.exists());
+    let serving = Serving::listening(arg(&data(TALES)), &args);
+    let model = data(TALES);
+    let refused = run("waste-serve", [&[arg(&model), "--json"], &args[..]].concat());
+    let error = refused.error(5, "cannot_listen");
+    assert!(error["message"].as_str().unwrap().contains("another server"), "{error}");
+    let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    write!(stream, "GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    serving.end().exits(0);
+    assert!(!path.exists());
+    // Anything else that is there is left alone.
+    std::fs::write(&path, "mine").unwrap();
+    run("waste-serve", [&[arg(&model), "--json"], &args[..]].concat()).error(5, "cannot_listen");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
+}
+
+#[test]
+fn a_plan_says_how_many_are_written_at_a_time() {
+    let home = tempfile::tempdir().unwrap();
+    let plan = home.path().join("plan.json");
+    let model = data(TALES);
+    let planned = run("waste-plan", [arg(&model), "--parallel", "3", "--ctx", "256", "--json"]).done();
+    std::fs::write(&plan, planned.stdout).unwrap();
+    for (more, slots) in [(&[][..], 3), (&["--parallel", "2"][..], 2)] {
+        let serving = start(&[&["--plan", arg(&plan), "--threads", "2"][..], more].concat());
+        let health = serving.ask("GET /health", "");
+        assert!(health.contains(&format!("\"slots\":{slots}")), "{health}");
+        let models = serving.ask("GET /v1/models", "");
+        assert!(models.contains("\"max_model_len\":256"), "{models}");
+        serving.end().exits(0);
+    }
+}
+
+#[test]
+fn what_does_not_fit_or_make_sense_is_refused() {
+    let refused = |args: &[&str], environment: &[(&str, &str)], exit: i32, code: &str| {
+        let model = data(TALES);
+        let mut command = process("waste-serve");
+        command.args([arg(&model), "--json"]).args(args).envs(environment.iter().copied());
+        let error = Ran::from_output(command.output().unwrap()).error(exit, code);
+        error["message"].as_str().unwrap().to_owned()
+    };
+    assert!(refused(&["--parallel", "0"], &[], 2, "usage").contains("1 to 16"));
+    refused(&["--parallel", "16", "--ctx", "1000000", "--budget", "64MiB"], &[], 4, "budget_below_floor");
+    for (key, value) in
+        [("WASTE_IO_DEPTH", "65"), ("WASTE_LOOKAHEAD", "x"), ("WASTE_THREADS", "0"), ("WASTE_BUDGET", "much")]
+    {
+        assert!(refused(&[], &[(key, value)], 2, "usage").contains(key));
+    }
 }
 
 #[test]
