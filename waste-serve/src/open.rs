@@ -127,7 +127,8 @@ fn engine(
     give_up: &Arc<AtomicBool>,
     output: &Output,
 ) -> Result<Planned, Failure> {
-    let options = plan_options(args, planned)?;
+    let direct = matches!(source, Source::Checkpoint(_));
+    let options = plan_options(args, planned, direct, output)?;
     let mut sizes = match &source {
         Source::Container(container) => ModelSizes::of_container(container)?,
         Source::Checkpoint(checkpoint) => ModelSizes::of_checkpoint_run_directly(checkpoint.config())?,
@@ -211,7 +212,13 @@ impl Opening {
     }
 }
 
-fn plan_options(args: &Args, planned: Option<&Chained>) -> Result<PlanOptions, Failure> {
+/// Explicit options win over those of a plan, those over the defaults. `direct`: the model is a checkpoint.
+fn plan_options(
+    args: &Args,
+    planned: Option<&Chained>,
+    direct: bool,
+    output: &Output,
+) -> Result<PlanOptions, Failure> {
     let file;
     let planned = match &args.plan {
         None => planned,
@@ -226,7 +233,13 @@ fn plan_options(args: &Args, planned: Option<&Chained>) -> Result<PlanOptions, F
         ..PlanOptions::default()
     };
     if let Some(planned) = planned {
-        options.budget = planned.budget_bytes()?.map_or(options.budget, Budget::Bytes);
+        if direct && planned.kind != Kind::Container {
+            output.note(
+                "the budget of the plan is for the container to be made; the checkpoint runs without it",
+            );
+        } else {
+            options.budget = planned.budget_bytes()?.map_or(options.budget, Budget::Bytes);
+        }
         options.ctx = planned.ctx()?.map_or(options.ctx, |ctx| usize::try_from(ctx).unwrap_or(usize::MAX));
         if let Some(kv) = planned.kv()? {
             options.kv = kv.parse().map_err(|error: String| Failure::data("invalid_plan", error))?;

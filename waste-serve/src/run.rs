@@ -46,13 +46,22 @@ pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
         .map_err(|error| Failure::internal(format!("cannot start the threads of the server: {error}")))?;
     let (listener, address) = runtime.block_on(bind(&args))?;
     let (service, working) = Service::start(facts, settings, access, log, open)?;
-    let drain = args.drain_timeout;
-    let served =
-        runtime.block_on(serve(service, working, listener, &address, interrupt, &give_up, drain, output));
+    let ending = Ending { interrupt, give_up, drain: args.drain_timeout };
+    let served = runtime.block_on(serve(service, working, listener, &address, &ending, output));
     if let Some(path) = &args.unix {
         let _ = std::fs::remove_file(path);
     }
     served.map(|()| Exit::Done)
+}
+
+/// How the server ends.
+struct Ending {
+    /// When this comes.
+    interrupt: Interrupt,
+    /// A model that is being loaded is given up.
+    give_up: Arc<AtomicBool>,
+    /// What is being written has so much time.
+    drain: Duration,
 }
 
 async fn serve(
@@ -60,15 +69,13 @@ async fn serve(
     working: Working,
     listener: Listener,
     address: &str,
-    interrupt: Interrupt,
-    give_up: &AtomicBool,
-    drain: Duration,
+    ending: &Ending,
     output: &Output,
 ) -> Result<(), Failure> {
-    let (end, ending) = watch::channel(false);
-    let listening = tokio::spawn(listen(listener, app(Arc::clone(&service)), ending));
+    let (end, ended) = watch::channel(false);
+    let listening = tokio::spawn(listen(listener, app(Arc::clone(&service)), ended));
     let mut announced = false;
-    while !interrupt.requested() && !working.is_finished() {
+    while !ending.interrupt.requested() && !working.is_finished() {
         if !announced && service.queue.status().phase == Phase::Serving {
             announced = true;
             announce(&service, address, output)?;
@@ -76,9 +83,9 @@ async fn serve(
         tokio::time::sleep(TICK).await;
     }
     if service.queue.status().phase == Phase::Loading {
-        give_up.store(true, Ordering::Relaxed);
+        ending.give_up.store(true, Ordering::Relaxed);
     }
-    service.queue.drain(drain);
+    service.queue.drain(ending.drain);
     while !working.is_finished() {
         tokio::time::sleep(TICK).await;
     }

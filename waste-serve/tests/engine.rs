@@ -400,9 +400,10 @@ fn states_are_each_conversations_own() {
         let first: Vec<Value> = (0..conversations)
             .map(|i| ask(&[user(&format!("Story {i}. {}", "There was a miller. ".repeat(10 + 5 * i)))]))
             .collect();
-        let one = std::sync::Arc::new(server_of(Reuse::new(conversations, 1 << 30), Access::default(), 1));
+        let one =
+            std::sync::Arc::new(server_of(Reuse::new(2 * conversations, 1 << 30), Access::default(), 1));
         let many = std::sync::Arc::new(server_of(
-            Reuse::new(conversations, 1 << 30),
+            Reuse::new(2 * conversations, 1 << 30),
             Access::default(),
             conversations,
         ));
