@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use waste_common::cli::Failure;
 use waste_engine::Rota;
+use waste_engine::sampler::Sampler;
 
 use crate::error::ApiError;
 use crate::job::Event;
@@ -80,9 +81,9 @@ impl Desk {
             let Some(ticket) = worker.queue.next(idle) else { return !idle };
             worker.kit.metrics.waited(ticket.queued.elapsed());
             let _ = ticket.events.send(Event::Started);
-            match Writing::new(ticket, &worker.kit) {
-                Ok(writing) => self.slots[slot] = Some(writing),
-                Err((ticket, error)) => tell(worker, &ticket, Some(Event::Failed(error))),
+            match Sampler::new(ticket.job.sampler.clone()) {
+                Ok(sampler) => self.slots[slot] = Some(Writing::new(ticket, sampler)),
+                Err(error) => tell(worker, &ticket, Some(Event::Failed(worker.kit.failure(error.into())))),
             }
         }
         true

@@ -76,12 +76,8 @@ pub struct Writing {
 }
 
 impl Writing {
-    /// An answer before its prompt; the ticket comes back if the sampler's options cannot be used.
-    pub fn new(ticket: Ticket, kit: &Kit) -> Result<Writing, (Ticket, ApiError)> {
-        let sampler = match Sampler::new(ticket.job.sampler.clone()) {
-            Ok(sampler) => sampler,
-            Err(error) => return Err((ticket, kit.failure(error.into()))),
-        };
+    /// An answer before its prompt.
+    pub fn new(ticket: Ticket, sampler: Sampler) -> Writing {
         let finished = Finished {
             prompt_tokens: ticket.job.ids.len(),
             seed: sampler.seed(),
@@ -89,7 +85,7 @@ impl Writing {
             ..Finished::default()
         };
         let (reply, guide) = (ticket.job.reply.clone(), ticket.job.guide.clone());
-        Ok(Writing {
+        Writing {
             ticket,
             sampler,
             reply,
@@ -102,7 +98,7 @@ impl Writing {
             last: (Vec::new(), None),
             end: End::Whole,
             has_state: false,
-        })
+        }
     }
 
     /// What is to be done.

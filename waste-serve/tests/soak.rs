@@ -48,7 +48,8 @@ fn ask(serving: &Serving, body: &Value) -> (u16, Value) {
     let text = serving.ask(CHAT, &body.to_string());
     let status = text[9..12].parse().unwrap();
     let mut answer: Value = serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap();
-    let mut choice = answer["choices"][0].take();
+    // An error has none.
+    let mut choice = answer.pointer_mut("/choices/0").map(Value::take).unwrap_or_default();
     let calls = choice.pointer_mut("/message/tool_calls").and_then(Value::as_array_mut);
     calls.into_iter().flatten().for_each(|call| drop(call["id"].take()));
     (status, choice)
