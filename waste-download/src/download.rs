@@ -14,7 +14,7 @@ use waste_common::staging::{RECLAIMED, State, read_names};
 
 use crate::error::DownloadError;
 use crate::fetch::{Fetch, Shared};
-use crate::http::{Connection, Hub};
+use crate::http::{Hub, Line, Lines};
 use crate::paths::{self, Places};
 use crate::report::{Done, DryRun, DryRunFile};
 use crate::request::{OrderFile, Request, Token};
@@ -90,6 +90,7 @@ pub(crate) fn fetch(
         request,
         shared: &shared,
         talk: &talk,
+        lines: Lines::new(request.jobs.min(survey.missing().count()), &hub, &stop)?,
         queue: Mutex::new(survey.missing().collect()),
         state: Mutex::new(survey.state.clone()),
         failures: Mutex::default(),
@@ -119,6 +120,7 @@ struct Work<'a> {
     request: &'a Request,
     shared: &'a Shared<'a>,
     talk: &'a Talk,
+    lines: Lines<'a>,
     queue: Mutex<Vec<&'a Found>>,
     state: Mutex<State>,
     failures: Mutex<Vec<DownloadError>>,
@@ -128,7 +130,8 @@ impl<'a> Work<'a> {
     /// Fetches everything in the queue.
     fn all(&self, files: usize) -> Result<(), DownloadError> {
         std::thread::scope(|scope| {
-            for _ in 0..self.request.jobs.min(files) {
+            // Twice as many as receive at once: the others finish what has been received.
+            for _ in 0..self.request.jobs.saturating_mul(2).min(files) {
                 scope.spawn(|| {
                     if let Err(error) = self.some() {
                         self.failed(error);
@@ -154,23 +157,22 @@ impl<'a> Work<'a> {
 
     /// What one thread does: file after file.
     fn some(&self) -> Result<(), DownloadError> {
-        let connection = Connection::new(self.shared.hub, self.shared.stop)?;
-        while let Some(found) = self.next() {
+        loop {
+            let line = self.lines.take()?;
+            let Some(found) = self.next() else { return Ok(()) };
             self.shared.stop.check()?;
-            match self.one(&connection, found) {
+            match self.one(line, found) {
                 Err(error) if !error.stops_all() => self.failed(error),
                 done => done?,
             }
         }
-        Ok(())
     }
 
-    fn one(&self, connection: &Connection, found: &Found) -> Result<(), DownloadError> {
+    fn one(&self, line: Line, found: &Found) -> Result<(), DownloadError> {
         let entry = &found.entry;
         let places = Places::new(&self.request.dest, &entry.name);
         let talk = self.talk.file(&entry.name, entry.size);
-        let fetch = Fetch { shared: self.shared, connection, entry, places: &places, talk };
-        let sha256 = fetch.run()?;
+        let sha256 = Fetch { shared: self.shared, entry, places: &places, talk }.run(line)?;
         {
             let mut state = lock(&self.state);
             if let Some(file) = state.files.get_mut(&entry.name) {

@@ -11,12 +11,12 @@ use waste_common::cli::ByteSize;
 use waste_common::files::FileError;
 
 use crate::error::DownloadError;
-use crate::http::{Connection, Fault, Hub, Reply};
+use crate::http::{Connection, Fault, Hub, Line, Reply};
 use crate::hub::{Digest, Entry};
 use crate::part::Part;
 use crate::paths::{Places, length};
 use crate::space::{Room, Space};
-use crate::sums::{Hashing, Sums, of_file};
+use crate::sums::{Hashing, of_file};
 use crate::talk::FileTalk;
 use crate::wait::{Rate, Retries, Stop};
 
@@ -41,7 +41,6 @@ pub(crate) struct Shared<'a> {
 /// The way to one file.
 pub(crate) struct Fetch<'a> {
     pub shared: &'a Shared<'a>,
-    pub connection: &'a Connection<'a>,
     pub entry: &'a Entry,
     pub places: &'a Places,
     pub talk: FileTalk<'a>,
@@ -64,11 +63,11 @@ struct Body {
 }
 
 impl Fetch<'_> {
-    /// Makes the file whole, and says its SHA-256.
+    /// Makes the file whole, and says its SHA-256. `line` is given back as soon as it is not needed any more.
     ///
     /// # Errors
     /// The network, the disk or the content fails for good, or a signal asked for the end; what is there is kept.
-    pub fn run(self) -> Result<String, DownloadError> {
+    pub fn run(self, mut line: Line) -> Result<String, DownloadError> {
         self.places.prepare()?;
         if let Some(sha256) = self.adopt()? {
             return Ok(sha256);
@@ -78,12 +77,14 @@ impl Fetch<'_> {
             tries += 1;
             let mut part = Part::open(self.places, self.entry)?;
             let mut room = self.shared.space.admit(self.entry.size.saturating_sub(part.journal.bytes()))?;
-            let filled = self.fill(&mut part, &mut room);
+            let filled = self.fill(line.connection()?, &mut part, &mut room);
             if filled.is_err() {
                 // Best effort: a full disk may refuse it.
                 let _ = part.note();
             }
-            let sums = filled?;
+            let hashing = filled?;
+            line.give_back();
+            let sums = hashing.finish()?;
             if sums.fit(self.entry) {
                 part.finish()?;
                 self.places.publish()?;
@@ -128,13 +129,18 @@ impl Fetch<'_> {
         Ok(None)
     }
 
-    /// Walks through the file until it is whole.
-    fn fill(&self, part: &mut Part, room: &mut Room) -> Result<Sums, DownloadError> {
+    /// Walks through the file until it is whole. Its last bytes may still be waiting to be hashed then.
+    fn fill(
+        &self,
+        connection: &Connection,
+        part: &mut Part,
+        room: &mut Room,
+    ) -> Result<Hashing, DownloadError> {
         let (mut failures, mut changes) = (0, 0);
         let mut walk = self.begin();
         loop {
-            let fault = match self.advance(part, &mut walk, room) {
-                Ok(()) => return walk.hashing.finish(),
+            let fault = match self.advance(connection, part, &mut walk, room) {
+                Ok(()) => return Ok(walk.hashing),
                 Err(fault) => fault,
             };
             // What is not noted would only be fetched again after a kill.
@@ -180,12 +186,18 @@ impl Fetch<'_> {
     }
 
     /// Goes on to the end of the file, or to the next failure.
-    fn advance(&self, part: &mut Part, walk: &mut Walk, room: &mut Room) -> Result<(), Fault> {
+    fn advance(
+        &self,
+        connection: &Connection,
+        part: &mut Part,
+        walk: &mut Walk,
+        room: &mut Room,
+    ) -> Result<(), Fault> {
         while walk.position < self.entry.size {
             self.shared.stop.check()?;
             let Some(written) = part.journal.at(walk.position) else {
                 let end = part.journal.next_after(walk.position).unwrap_or(self.entry.size);
-                self.stream(part, walk, end, room)?;
+                self.stream(connection, part, walk, end, room)?;
                 continue;
             };
             match part.read(walk.position, written).map_err(DownloadError::from)? {
@@ -204,7 +216,14 @@ impl Fetch<'_> {
     }
 
     /// Fetches the bytes up to `end`.
-    fn stream(&self, part: &mut Part, walk: &mut Walk, end: u64, room: &mut Room) -> Result<(), Fault> {
+    fn stream(
+        &self,
+        connection: &Connection,
+        part: &mut Part,
+        walk: &mut Walk,
+        end: u64,
+        room: &mut Room,
+    ) -> Result<(), Fault> {
         let shared = self.shared;
         shared.retries.quiet.pass(shared.stop)?;
         let (start, size) = (walk.position, self.entry.size);
@@ -212,7 +231,7 @@ impl Fetch<'_> {
         let mut parts: Vec<&str> = shared.repo.split('/').collect();
         parts.extend(["resolve", shared.commit]);
         parts.extend(self.entry.name.split('/'));
-        let mut reply = self.connection.get(shared.hub.url(&parts), range, &self.entry.name)?;
+        let mut reply = connection.get(shared.hub.url(&parts), range, &self.entry.name)?;
         let body = self.examine(&reply, range, part)?;
         if body.start < start || body.end > end {
             let text = "the server does not send parts of files; it is fetched from its beginning";
@@ -224,7 +243,7 @@ impl Fetch<'_> {
         part.seek(walk.position).map_err(DownloadError::from)?;
         while walk.position < body.end {
             shared.stop.check()?;
-            let Some(mut piece) = self.connection.piece(&mut reply)? else {
+            let Some(mut piece) = connection.piece(&mut reply)? else {
                 let missing = ByteSize(body.end - walk.position);
                 return Err(Fault::retry(format!("the answer ended {missing} early")));
             };

@@ -6,6 +6,7 @@
 
 use std::future::Future;
 use std::pin::pin;
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, LOCATION, RANGE};
@@ -84,6 +85,63 @@ pub(crate) struct Connection<'a> {
     stop: &'a Stop,
     runtime: Runtime,
     client: Client,
+}
+
+/// Every way to the network: as many as files are fetched at once. A file gives its own back as soon as its last byte has
+/// come, so that the next one begins while it is hashed to its end and made durable.
+pub(crate) struct Lines<'a> {
+    free: Mutex<Vec<Connection<'a>>>,
+    returned: Condvar,
+    stop: &'a Stop,
+}
+
+/// One of them, taken.
+pub(crate) struct Line<'l, 'a> {
+    lines: &'l Lines<'a>,
+    connection: Option<Connection<'a>>,
+}
+
+impl<'a> Lines<'a> {
+    pub fn new(count: usize, hub: &'a Hub, stop: &'a Stop) -> Result<Self, DownloadError> {
+        let free = (0..count).map(|_| Connection::new(hub, stop)).collect::<Result<_, _>>()?;
+        Ok(Lines { free: Mutex::new(free), returned: Condvar::new(), stop })
+    }
+
+    /// Waits for one that is free.
+    pub fn take(&self) -> Result<Line<'_, 'a>, DownloadError> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(connection) = free.pop() {
+                return Ok(Line { lines: self, connection: Some(connection) });
+            }
+            self.stop.check()?;
+            free = self.returned.wait_timeout(free, TICK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl<'a> Line<'_, 'a> {
+    /// The connection; taken again, if it has been given back.
+    pub fn connection(&mut self) -> Result<&Connection<'a>, DownloadError> {
+        if self.connection.is_none() {
+            self.connection = self.lines.take()?.connection.take();
+        }
+        self.connection.as_ref().ok_or_else(|| DownloadError::Internal("a connection has gone".to_owned()))
+    }
+
+    /// Lets another file have it.
+    pub fn give_back(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            self.lines.free.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+            self.lines.returned.notify_one();
+        }
+    }
+}
+
+impl Drop for Line<'_, '_> {
+    fn drop(&mut self) {
+        self.give_back();
+    }
 }
 
 /// An answer whose body has not been read.
