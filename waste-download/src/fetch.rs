@@ -212,7 +212,7 @@ impl Fetch<'_> {
                 }
             }
         }
-        Ok(())
+        Ok(part.note().map_err(DownloadError::from)?)
     }
 
     /// Fetches the bytes up to `end`.
@@ -225,6 +225,8 @@ impl Fetch<'_> {
         room: &mut Room,
     ) -> Result<(), Fault> {
         let shared = self.shared;
+        // What a full disk has kept back: it must not be forgotten.
+        part.note().map_err(DownloadError::from)?;
         shared.retries.quiet.pass(shared.stop)?;
         let (start, size) = (walk.position, self.entry.size);
         let range = (start > 0 || end < size).then(|| (start, end - 1));
@@ -240,7 +242,7 @@ impl Fetch<'_> {
         } else if part.journal.bytes() == 0 {
             part.reset(body.etag.as_deref()).map_err(DownloadError::from)?;
         }
-        part.seek(walk.position).map_err(DownloadError::from)?;
+        part.seek(walk.position);
         while walk.position < body.end {
             shared.stop.check()?;
             let Some(mut piece) = connection.piece(&mut reply)? else {
@@ -260,7 +262,7 @@ impl Fetch<'_> {
             self.talk.add(bytes);
             room.spend(bytes)?;
         }
-        Ok(part.note().map_err(DownloadError::from)?)
+        Ok(())
     }
 
     /// Whether an answer is of the file we have a part of, and which bytes of it follow.

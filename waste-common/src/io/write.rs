@@ -1,12 +1,13 @@
-//! Writing past the page cache: what is read back afterwards to measure a disk must not be in RAM already.
+//! Writing past the page cache: what is read back afterwards to measure a disk must not be in RAM already, and what is
+//! written once and for long need not push other things out of it.
 
 use super::file::{make_direct, set_direct};
 use super::{ALIGNMENT, AlignedBuf};
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 
-/// A new file, written past the page cache where the system lets us.
+/// A file, written past the page cache where the system lets us.
 #[derive(Debug)]
 pub struct DirectWriter {
     file: File,
@@ -31,6 +32,33 @@ impl DirectWriter {
         // Some systems create the file before they refuse the flag.
         let file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
         Ok(DirectWriter { file, bypass: false })
+    }
+
+    /// Opens a file that exists, to write [anywhere](Self::write_at) in it; None if the page cache cannot be bypassed
+    /// there.
+    pub fn open(path: &Path) -> Option<DirectWriter> {
+        let mut options = OpenOptions::new();
+        set_direct(options.write(true));
+        let file = options.open(path).ok()?;
+        make_direct(&file).ok()?;
+        Some(DirectWriter { file, bypass: true })
+    }
+
+    /// Writes whole pages, which lie in memory as in the file: from the beginning of a page on.
+    ///
+    /// # Errors
+    /// It is not so, or the file system refuses such writes after all (`InvalidInput`); the disk is full, or the system
+    /// reports an error.
+    pub fn write_at(&mut self, offset: u64, pages: &[u8]) -> io::Result<()> {
+        let aligned = |value: usize| value.is_multiple_of(ALIGNMENT);
+        if !offset.is_multiple_of(ALIGNMENT as u64)
+            || !aligned(pages.len())
+            || !aligned(pages.as_ptr().addr())
+        {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.file.seek(SeekFrom::Start(offset))?;
+        self.file.write_all(pages)
     }
 
     /// True if writes bypass the page cache.
@@ -84,5 +112,28 @@ mod tests {
         assert!(
             bytes[..3 * ALIGNMENT].iter().all(|&b| b == 1) && bytes[3 * ALIGNMENT..].iter().all(|&b| b == 2)
         );
+    }
+
+    #[test]
+    fn pages_of_a_file_are_overwritten_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        assert!(DirectWriter::open(&path).is_none());
+        std::fs::write(&path, [1; 3 * ALIGNMENT + 5]).unwrap();
+        let Some(mut writer) = DirectWriter::open(&path) else { return };
+        let mut buffer = AlignedBuf::zeroed(2 * ALIGNMENT).unwrap();
+        buffer.bytes_mut().fill(2);
+        let refused =
+            |result: io::Result<()>| result.is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput);
+        assert!(refused(writer.write_at(5, &buffer.bytes()[..ALIGNMENT])));
+        assert!(refused(writer.write_at(0, &buffer.bytes()[..5])));
+        assert!(refused(writer.write_at(0, &buffer.bytes()[8..][..ALIGNMENT])));
+        match writer.write_at(ALIGNMENT as u64, &buffer.bytes()[..ALIGNMENT]) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
+            written => written.unwrap(),
+        }
+        let mut expected = vec![1; 3 * ALIGNMENT + 5];
+        expected[ALIGNMENT..2 * ALIGNMENT].fill(2);
+        assert!(std::fs::read(&path).unwrap() == expected);
     }
 }
