@@ -1,5 +1,6 @@
 //! Expert banks: every record's header, payload checksum, padding, indices and scales.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -66,6 +67,7 @@ impl Check<'_> {
         // What is there of a truncated bank is still worth checking.
         let whole = experts.min((source.bytes() / self.stride()) as usize);
         let reader = if job.quick { None } else { job.reader(&source, &place)? };
+        let kept = looked_at(self.geometry);
         let headers = Mutex::new(vec![0; whole * HEADER_BYTES]);
         let read = AtomicUsize::new(0);
         job.crew.each(whole, job.progress, |expert, worker| {
@@ -79,7 +81,7 @@ impl Check<'_> {
                 None => None,
                 Some(reader) => {
                     let (offset, bytes) = (self.offset(expert), self.geometry.record_bytes());
-                    let read = worker.read(reader, offset, bytes, |piece| {
+                    let read = worker.read(reader, offset, bytes, &kept, |piece| {
                         crc.update(&piece[payload.start.min(piece.len())..payload.end.min(piece.len())]);
                         payload = payload.start.saturating_sub(piece.len())
                             ..payload.end.saturating_sub(piece.len());
@@ -212,6 +214,16 @@ impl Check<'_> {
         let place = self.record_place(expert).offset(self.offset(expert) + at.unwrap_or(0) as u64);
         self.job.found.problem(Problem { kind, message, ..place });
     }
+}
+
+/// The parts of a record that are looked at, not only summed up: header, doubtful indices, scales and padding.
+fn looked_at(geometry: &Geometry) -> Vec<Range<usize>> {
+    let doubtful = |kind| {
+        let (start, doubtful) = (geometry.indices(kind).start, geometry.layout(kind).doubtful());
+        start + doubtful.start..start + doubtful.end
+    };
+    let ends = [0..HEADER_BYTES, geometry.scales_offset()..geometry.record_bytes()];
+    ends.into_iter().chain(Kind::ALL.into_iter().map(doubtful)).collect()
 }
 
 fn header_only<'w>(

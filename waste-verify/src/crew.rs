@@ -1,5 +1,6 @@
 //! The threads: each takes the next piece of work and has one aligned buffer of its own.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -36,7 +37,7 @@ impl<'a> Crew<'a> {
     ) -> Result<(), Failure> {
         let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
         let results = self.pool.broadcast(|_| {
-            let mut worker = Worker { interrupt: self.interrupt, progress, buffer: None };
+            let mut worker = Worker { interrupt: self.interrupt, progress, buffer: None, piece: None };
             loop {
                 let at = next.fetch_add(1, Ordering::Relaxed);
                 if at >= count || stop.load(Ordering::Relaxed) {
@@ -58,20 +59,23 @@ pub(crate) struct Worker<'a> {
     interrupt: &'a Interrupt,
     progress: &'a Progress,
     buffer: Option<AlignedBuf>,
+    /// What is read at once from the page cache.
+    piece: Option<AlignedBuf>,
+}
+
+/// So many bytes of a buffer, which grows where it must.
+fn room(buffer: &mut Option<AlignedBuf>, bytes: usize) -> Result<&mut [u8], Failure> {
+    if buffer.as_ref().is_none_or(|buffer| buffer.len() < bytes) {
+        *buffer = None;
+        *buffer = Some(AlignedBuf::zeroed(bytes.next_multiple_of(ALIGNMENT))?);
+    }
+    match buffer {
+        Some(buffer) => Ok(&mut buffer.bytes_mut()[..bytes]),
+        None => Err(Failure::internal("a buffer has gone")),
+    }
 }
 
 impl Worker<'_> {
-    fn buffer(&mut self, bytes: usize) -> Result<&mut [u8], Failure> {
-        if self.buffer.as_ref().is_none_or(|buffer| buffer.len() < bytes) {
-            self.buffer = None;
-            self.buffer = Some(AlignedBuf::zeroed(bytes.next_multiple_of(ALIGNMENT))?);
-        }
-        match &mut self.buffer {
-            Some(buffer) => Ok(&mut buffer.bytes_mut()[..bytes]),
-            None => Err(Failure::internal("a buffer has gone")),
-        }
-    }
-
     /// For the safe points of long work.
     pub fn check(&self) -> Result<(), Failure> {
         self.interrupt.check()
@@ -80,7 +84,7 @@ impl Worker<'_> {
     /// A few bytes of the buffer, for a read of another kind.
     pub fn small(&mut self, bytes: usize) -> Result<&mut [u8], Failure> {
         self.progress.add(bytes as u64);
-        self.buffer(bytes)
+        room(&mut self.buffer, bytes)
     }
 
     /// Counts bytes that were looked at.
@@ -88,22 +92,34 @@ impl Worker<'_> {
         self.progress.add(bytes);
     }
 
-    /// Reads `bytes` (whole pages) from `offset` (a page's). `piece` sees all of it in order, as soon as it is there.
+    /// Reads `bytes` (whole pages) from `offset` (a page's). `piece` sees all of it in order, as soon as it is there; of
+    /// what is returned only the ranges `kept` are sure to be it. From the page cache nothing else is copied twice: a
+    /// record does not stay in the cache of the CPU, the pieces do.
     pub fn read(
         &mut self,
         file: &ReadFile,
         offset: u64,
         bytes: usize,
+        kept: &[Range<usize>],
         mut piece: impl FnMut(&[u8]),
     ) -> Result<&[u8], Halt> {
         let progress = self.progress;
-        let buffer = self.buffer(bytes)?;
-        let step = if file.in_cache(offset, bytes) { CACHED_PIECE } else { bytes.max(1) };
-        let mut at = offset;
-        for part in buffer.chunks_mut(step) {
-            file.read_at(at, part)?;
-            piece(part);
-            at += part.len() as u64;
+        let buffer = room(&mut self.buffer, bytes)?;
+        if file.in_cache(offset, bytes) {
+            for at in (0..bytes).step_by(CACHED_PIECE) {
+                let part = room(&mut self.piece, CACHED_PIECE.min(bytes - at))?;
+                file.read_at(offset + at as u64, part)?;
+                piece(part);
+                for range in kept {
+                    let (from, to) = (range.start.max(at), range.end.min(at + part.len()));
+                    if from < to {
+                        buffer[from..to].copy_from_slice(&part[from - at..to - at]);
+                    }
+                }
+            }
+        } else {
+            file.read_at(offset, buffer)?;
+            piece(buffer);
         }
         progress.add(bytes as u64);
         Ok(buffer)
@@ -126,7 +142,7 @@ impl Worker<'_> {
             let step = if file.in_cache(start, PIECE as usize) { CACHED_PIECE as u64 } else { PIECE };
             let stop = end.min(start + step);
             let wanted = (stop - start) as usize;
-            let buffer = self.buffer(wanted.next_multiple_of(ALIGNMENT))?;
+            let buffer = room(&mut self.buffer, wanted.next_multiple_of(ALIGNMENT))?;
             let got = file.read_tail(start, buffer)?;
             if got < wanted {
                 return Err(Halt::Read(waste_common::io::ReadError::Truncated {

@@ -176,15 +176,24 @@ impl Layout {
         indices
     }
 
+    /// The first block with anything to [check](Self::check_indices).
+    fn first_doubtful(&self) -> usize {
+        let any_index_is_valid = self.entries == 1 << self.bits.bits();
+        if any_index_is_valid { self.rows / ROW_BLOCK } else { 0 }
+    }
+
+    /// The bytes of the payload that [`check_indices`](Self::check_indices) looks at.
+    pub fn doubtful(&self) -> std::ops::Range<usize> {
+        self.offset(self.first_doubtful() * ROW_BLOCK, 0)..self.payload_bytes()
+    }
+
     /// Checks that every index names an entry and that the padding rows are zero. Full blocks whose indices cannot be
     /// out of range are not even looked at.
     ///
     /// # Panics
     /// If `payload` is too short.
     pub fn check_indices(&self, payload: &[u8]) -> Result<(), QuantError> {
-        let any_index_is_valid = self.entries == 1 << self.bits.bits();
-        let first = if any_index_is_valid { self.rows / ROW_BLOCK } else { 0 };
-        for block in first..self.blocks() {
+        for block in self.first_doubtful()..self.blocks() {
             for vector in 0..self.vectors() {
                 for row in block * ROW_BLOCK..(block + 1) * ROW_BLOCK {
                     let fields = self.indices(payload, row, vector);
