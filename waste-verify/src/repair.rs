@@ -15,6 +15,7 @@ use waste_common::container::{
     integrity,
 };
 use waste_common::files::{AtomicFile, FileError, write_atomic};
+use waste_common::io::AlignedBuf;
 use waste_common::json;
 
 use crate::report::Problem;
@@ -98,7 +99,8 @@ impl Repair<'_> {
         let mut bad: BTreeSet<u32> = problems.iter().filter_map(|problem| problem.expert).collect();
         let headers = problems.iter().any(|problem| problem.expert.is_none() && problem.kind == "checksum");
         bad.extend((0..bank.experts).filter(|expert| (u64::from(*expert) + 1) * stride > ours.bytes()));
-        let mut record = vec![0; geometry.record_bytes()];
+        let mut buffer = AlignedBuf::zeroed(geometry.record_bytes())?;
+        let record = buffer.bytes_mut();
         let mut copied = 0;
         let mut file = open(ours.path())?;
         for expert in 0..bank.experts {
@@ -109,10 +111,10 @@ impl Repair<'_> {
                 || headers && {
                     let [mine, other] = &mut header;
                     ours.read_at(offset, mine)?;
-                    theirs.read_at(offset, other)?;
-                    mine != other
+                    // Where the other copy ends there is nothing to take.
+                    theirs.read_at(offset, other).is_ok() && mine != other
                 };
-            if !wanted || theirs.read_at(offset, &mut record).is_err() {
+            if !wanted || theirs.read_at(offset, record).is_err() {
                 continue;
             }
             let expected = Expected {
@@ -123,13 +125,13 @@ impl Repair<'_> {
                 codebook_count: u32::MAX,
                 geometry,
             };
-            let sound = RecordView::check(&record, &expected).and_then(|view| {
+            let sound = RecordView::check(record, &expected).and_then(|view| {
                 view.verify_crc(&expected)?;
                 // Without our checksums padding may hold anything.
                 if self.manifest.integrity.is_some() { view.verify_padding(&expected) } else { Ok(()) }
             });
             if sound.is_ok() {
-                write_at(&mut file, ours.path(), offset, &record)?;
+                write_at(&mut file, ours.path(), offset, record)?;
                 copied += 1;
             }
         }

@@ -108,6 +108,20 @@ fn what_is_bad_in_both_copies_stays_and_is_named() {
     assert!(tree(&other.dir) == before);
 }
 
+/// A copy that ends early still helps with what it has, and with the other files.
+#[test]
+fn a_copy_that_is_short_itself_mends_what_it_can() {
+    let (broken, other) = copies();
+    let whole = tree(&broken.dir);
+    let mut bank = broken.read("experts-L1.bin");
+    bank[RECORD + 40] ^= 4;
+    broken.set("experts-L1.bin", &bank);
+    fs::remove_file(broken.path("tokenizer.model")).unwrap();
+    other.set("experts-L1.bin", &other.read("experts-L1.bin")[..2 * RECORD]);
+    repair(&broken, &other, Exit::Done);
+    assert!(tree(&broken.dir) == whole);
+}
+
 #[test]
 fn another_container_repairs_nothing() {
     let broken = Fixture::new(ExpertFmt::Vq3r);
