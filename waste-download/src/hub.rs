@@ -106,6 +106,10 @@ fn parse(body: &[u8]) -> Result<Listing, String> {
         if name.to_ascii_lowercase().starts_with(".waste") {
             return fail("has a name that is reserved for what the download itself keeps");
         }
+        // git itself has no such file; who later asks git about the directory would run what its configuration says.
+        if name.split('/').any(|part| [".git", "git~1"].iter().any(|git| part.eq_ignore_ascii_case(git))) {
+            return fail("lies where git keeps its own");
+        }
         let (size, digest) = match (sibling.lfs, sibling.size, sibling.blob_id) {
             (Some(lfs), _, _) if is_sha256(&lfs.sha256) => (lfs.size, Digest::Sha256(lfs.sha256)),
             (Some(_), _, _) => return fail("has a bad SHA-256"),
@@ -150,6 +154,7 @@ mod tests {
             {"rfilename": "m/x.safetensors", "size": 7, "blobId": "b".repeat(40),
              "lfs": {"sha256": "c".repeat(64), "size": 7, "pointerSize": 134}},
             {"rfilename": "config.json", "size": 2, "blobId": "d".repeat(40)},
+            {"rfilename": "m/.gitattributes", "size": 3, "blobId": "e".repeat(40)},
         ]);
         let entry = |name: &str, size, digest| Entry { name: name.to_owned(), size, digest };
         assert_eq!(
@@ -158,6 +163,7 @@ mod tests {
                 commit: "a".repeat(40),
                 entries: vec![
                     entry("config.json", 2, Digest::GitBlob("d".repeat(40))),
+                    entry("m/.gitattributes", 3, Digest::GitBlob("e".repeat(40))),
                     entry("m/x.safetensors", 7, Digest::Sha256("c".repeat(64))),
                 ],
             }
@@ -174,6 +180,9 @@ mod tests {
             (json!([small("c:\\x")]), "colon"),
             (json!([small(".waste-download.json")]), "reserved"),
             (json!([small(".WASTE-parts/x")]), "reserved"),
+            (json!([small(".git/config")]), "git"),
+            (json!([small("a/.GIT")]), "git"),
+            (json!([small("a/git~1/hooks/post-checkout")]), "git"),
             (json!([small("a"), small("a")]), "two files"),
             (json!([small("a/b/c"), small("a.b"), small("a/b")]), "within a file"),
             (json!([{"rfilename": "a", "size": 1}]), "no checksum"),

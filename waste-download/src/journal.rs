@@ -17,6 +17,8 @@ use crate::hub::{Digest, Entry};
 const VERSION: u32 = 1;
 /// Far above what any file needs.
 const JOURNAL_BYTES_MAX: u64 = 256 << 20;
+/// Far above what is written at once: a range is read back as a whole.
+const RANGE_BYTES_MAX: u32 = 16 << 20;
 /// start: u64, length: u32, crc32 of the content: u32, crc32 of these 16 bytes: u32; little-endian.
 const RECORD_BYTES: usize = 20;
 
@@ -192,7 +194,8 @@ fn decode(record: &[u8]) -> Option<(u64, Written)> {
     let start = u64::from_le_bytes(record.get(..8)?.try_into().ok()?);
     let number = |at: usize| Some(u32::from_le_bytes(record.get(at..at + 4)?.try_into().ok()?));
     let (bytes, crc32, check) = (number(8)?, number(12)?, number(16)?);
-    (check == crc32fast::hash(&record[..16]) && bytes > 0).then_some((start, Written { bytes, crc32 }))
+    let sound = check == crc32fast::hash(&record[..16]) && (1..=RANGE_BYTES_MAX).contains(&bytes);
+    sound.then_some((start, Written { bytes, crc32 }))
 }
 
 impl Ranges {
@@ -269,6 +272,20 @@ mod tests {
             assert_eq!(open(&path).bytes(), 200, "{torn}");
             std::fs::write(&path, &whole[..whole.len() - torn]).unwrap();
             assert_eq!(open(&path).bytes(), 0, "{torn}");
+        }
+    }
+
+    /// It would be read into memory at once.
+    #[test]
+    fn a_range_of_gigabytes_does_not_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let entry = entry(u64::MAX / 2);
+        for (bytes, counts) in [(RANGE_BYTES_MAX, true), (RANGE_BYTES_MAX + 1, false), (u32::MAX, false)] {
+            let mut journal = Journal::open(&path, &entry).unwrap();
+            journal.reset(None).unwrap();
+            journal.append(0, written(bytes)).unwrap();
+            assert_eq!(claimed(&path, &entry), if counts { bytes.into() } else { 0 });
         }
     }
 
