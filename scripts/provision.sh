@@ -39,7 +39,9 @@ say "plan: the configuration first, a few megabytes"
 waste-download "$repo" --dest "$checkpoint" --exclude '*.safetensors' --exclude '*.bin' "$@" >/dev/null
 # Exit 4 if it does not fit, before anything large is fetched.
 waste-plan "$checkpoint/config.json" --ram "$ram" --ctx "$ctx" --json > "$plan.tmp" || {
-  code=$?; rm -f "$plan.tmp"; say "it does not fit into $ram: nothing was downloaded"; exit $code
+  code=$?; rm -f "$plan.tmp"
+  [ $code != 4 ] || say "it does not fit into $ram: nothing large was downloaded"
+  exit $code
 }
 
 say "download, convert, verify"

@@ -75,14 +75,17 @@ pub(crate) fn asked(headers: &HeaderMap) -> Option<Duration> {
             Err(_) => Some(http_date(text)?.duration_since(SystemTime::now()).unwrap_or_default()),
         }
     });
-    after.or_else(|| rate_limit(text("ratelimit")?)).map(|wait| wait.min(ASKED_MAX))
+    let limits = || headers.get_all("ratelimit").iter().filter_map(|value| value.to_str().ok());
+    after
+        .or_else(|| limits().flat_map(|text| text.split(',')).filter_map(spent).max())
+        .map(|wait| wait.min(ASKED_MAX))
 }
 
-/// `"api";r=0;t=55`: nothing remains for 55 seconds.
-fn rate_limit(text: &str) -> Option<Duration> {
+/// `"api";r=0;t=55`: of this limit nothing remains for 55 seconds.
+fn spent(limit: &str) -> Option<Duration> {
     let value = |key: &str| {
-        let part = text.split([';', ',']).map(str::trim).find_map(|part| part.strip_prefix(key))?;
-        part.strip_prefix('=')?.parse::<u64>().ok()
+        let mut parts = limit.split(';').filter_map(|part| part.trim().split_once('='));
+        parts.find(|(name, _)| *name == key)?.1.parse::<u64>().ok()
     };
     (value("r")? == 0).then_some(Duration::from_secs(value("t")?))
 }
@@ -235,6 +238,8 @@ mod tests {
         assert_eq!(of("retry-after", "soon"), None);
         assert_eq!(of("ratelimit", "\"api\";r=0;t=55"), seconds(55));
         assert_eq!(of("ratelimit", "\"api\";r=3;t=55"), None);
+        assert_eq!(of("ratelimit", "\"a\";r=3;t=900, \"b\"; r=0; t=7, \"c\";t=9;r=0"), seconds(9));
+        assert_eq!(of("ratelimit", "\"a\";r=0, r;t, ;;=0,\"b\";r=0;t=x"), None);
         assert_eq!(of("x", "1"), None);
     }
 

@@ -429,6 +429,26 @@ fn files_come_in_the_order_that_is_asked_for() {
 }
 
 #[test]
+fn the_order_may_change_while_files_come() {
+    let names = ["a", "b", "c", "d"];
+    let case = Case::new(names.iter().map(|name| File::large(name, noise(100_000, 1))).collect());
+    case.hub.limit(Some(200_000));
+    let order = case.dir.path().join("order");
+    fs::write(&order, "c\n").unwrap();
+    let mut child = case.command(&["--jobs", "1", "--order-file", order.to_str().unwrap()]).spawn().unwrap();
+    while !case.hub.requests().iter().any(|request| request.file.as_deref() == Some("c")) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    fs::write(&order, "d\nb\n").unwrap();
+    assert!(child.wait().unwrap().success());
+    let requests = case.hub.requests().into_iter();
+    let fetched: Vec<String> =
+        requests.filter(|request| request.cdn).filter_map(|request| request.file).collect();
+    assert_eq!(fetched, ["c", "d", "b", "a"]);
+    case.identical();
+}
+
+#[test]
 fn what_was_used_up_is_not_fetched_again() {
     let case = Case::usual();
     case.done(&[]);
