@@ -60,6 +60,24 @@ impl Bench {
         });
     }
 
+    /// All files fetched by curl to nowhere, so many at once: what the server, which has the same CPUs, can give.
+    fn nowhere(&self, threads: usize) {
+        at_once(threads, |at| {
+            let url = self.case.hub.cdn_url(&self.case.files[at].name);
+            assert!(
+                Command::new("curl").args(["-sS", "-o", "/dev/null"]).arg(url).status().unwrap().success()
+            );
+        });
+    }
+
+    /// The same while as many bytes are hashed: what is left to do without any disk.
+    fn nowhere_and_hash(&self, threads: usize) {
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.nowhere(threads));
+            self.hash(threads);
+        });
+    }
+
     /// All files fetched by curl, one after the other; made durable too if `sync` says so.
     fn curl(&self, sync: bool) {
         at_once(1, |at| {
@@ -103,18 +121,22 @@ fn at_once(threads: usize, work: impl Fn(usize) + Sync) {
 #[ignore = "takes minutes and gigabytes, and the machine for itself"]
 fn throughput() {
     let bench = Bench::new();
-    let what: [(&str, &dyn Fn()); 8] = [
+    let what: [(&str, &dyn Fn()); 12] = [
         ("SHA-256, one thread", &|| bench.hash(1)),
         ("SHA-256, two threads", &|| bench.hash(2)),
         ("writing and syncing, one file at once", &|| bench.write(1)),
         ("writing and syncing, four at once", &|| bench.write(4)),
         ("curl", &|| bench.curl(false)),
         ("curl and sync", &|| bench.curl(true)),
+        ("curl to nowhere, one at once", &|| bench.nowhere(1)),
+        ("curl to nowhere, four at once", &|| bench.nowhere(4)),
+        ("curl to nowhere beside SHA-256, one at once", &|| bench.nowhere_and_hash(1)),
+        ("curl to nowhere beside SHA-256, four at once", &|| bench.nowhere_and_hash(4)),
         ("waste-download --jobs 1", &|| bench.download("1")),
         ("waste-download --jobs 4", &|| bench.download("4")),
     ];
     println!("{FILES} files of {} MiB; MB/s, the median of {RUNS} runs (least to most)", BYTES >> 20);
-    let mut rates = [const { Vec::new() }; 8];
+    let mut rates = [const { Vec::new() }; 12];
     // In turns, so that all meet the same weather.
     for _ in 0..RUNS {
         for ((_, run), rates) in what.iter().zip(&mut rates) {
@@ -131,9 +153,15 @@ fn throughput() {
     for ((name, _), [median, least, most]) in what.iter().zip(&medians) {
         println!("{name}: {median:.0} ({least:.0} to {most:.0})");
     }
-    let [sha, shas, disk, disks, curl, curl_sync, one, four] = medians.map(|[median, ..]| median);
+    let [sha, shas, disk, disks, curl, curl_sync, .., beside_one, beside_four, one, four] =
+        medians.map(|[median, ..]| median);
     println!("one job: {:.0} % of the slower of curl and one thread of SHA-256", 100.0 * one / curl.min(sha));
     println!("one job, durable like it: {:.0} % of curl and sync", 100.0 * one / curl_sync.min(sha));
     let most = disk.max(disks).min(shas);
     println!("four jobs: {:.0} % of the slower of the disk and two threads of SHA-256", 100.0 * four / most);
+    println!(
+        "of curl to nowhere beside SHA-256: one job {:.0} %, four jobs {:.0} %",
+        100.0 * one / beside_one,
+        100.0 * four / beside_four
+    );
 }
