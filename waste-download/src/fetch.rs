@@ -76,7 +76,8 @@ impl Fetch<'_> {
         loop {
             tries += 1;
             let mut part = Part::open(self.places, self.entry)?;
-            let mut room = self.shared.space.admit(self.entry.size.saturating_sub(part.journal.bytes()))?;
+            let mut room =
+                self.shared.space.admit(self.entry.size.saturating_sub(part.kept.journal.bytes()))?;
             let filled = self.fill(line.connection()?, &mut part, &mut room);
             if filled.is_err() {
                 // Best effort: a full disk may refuse it.
@@ -195,8 +196,8 @@ impl Fetch<'_> {
     ) -> Result<(), Fault> {
         while walk.position < self.entry.size {
             self.shared.stop.check()?;
-            let Some(written) = part.journal.at(walk.position) else {
-                let end = part.journal.next_after(walk.position).unwrap_or(self.entry.size);
+            let Some(written) = part.kept.journal.at(walk.position) else {
+                let end = part.kept.journal.next_after(walk.position).unwrap_or(self.entry.size);
                 self.stream(connection, part, walk, end, room)?;
                 continue;
             };
@@ -208,7 +209,7 @@ impl Fetch<'_> {
                 }
                 None => {
                     self.talk.detail("damaged", "a part is not what was written; it is fetched again");
-                    part.journal.forget(walk.position);
+                    part.kept.journal.forget(walk.position);
                 }
             }
         }
@@ -239,7 +240,7 @@ impl Fetch<'_> {
             let text = "the server does not send parts of files; it is fetched from its beginning";
             self.talk.event("no_ranges", text);
             self.restart(part, walk, body.etag.as_deref())?;
-        } else if part.journal.bytes() == 0 {
+        } else if part.kept.journal.bytes() == 0 {
             part.reset(body.etag.as_deref()).map_err(DownloadError::from)?;
         }
         part.seek(walk.position);
@@ -286,8 +287,8 @@ impl Fetch<'_> {
             }
         }
         let etag = linked.or_else(|| text(reply.headers(), ETAG.as_str()));
-        if let (Some(old), Some(new)) = (part.journal.etag(), &etag)
-            && part.journal.bytes() > 0
+        if let (Some(old), Some(new)) = (part.kept.journal.etag(), &etag)
+            && part.kept.journal.bytes() > 0
             && old != new
         {
             return changed(format!("it has changed on the server (ETag {new}, was {old})"));

@@ -22,6 +22,7 @@ mod sums;
 mod survey;
 mod talk;
 mod wait;
+mod writing;
 
 use waste_common::cli::{Exit, Failure, Interrupt, Output, Tool};
 
