@@ -17,13 +17,13 @@ use crate::sums;
 use crate::writing::{Held, Writing};
 
 /// Bytes after which the disk is asked to catch up, so that a crash of the machine costs no more, and the end of a
-/// large file need not wait long.
+/// large file need not wait long. Four times as many made nothing faster.
 const SYNC_EVERY: u64 = 32 << 20;
 
 /// Files of this length on are written past the page cache: a sixth less work for the CPU, and what is not read again
 /// soon pushes nothing out of memory. Smaller ones are written in pieces too small for it.
 const DIRECT_FROM: u64 = 256 << 20;
-/// Bytes of a large file that are written at once.
+/// Bytes of a large file that are written at once. Four times as many were slower: they leave the cache of the CPU.
 const GRANULE_MAX: usize = 1 << 20;
 
 pub(crate) struct Part {

@@ -11,7 +11,8 @@ use crate::report::Halt;
 
 /// Bytes read at once from the disk where there are no records.
 const PIECE: u64 = 4 << 20;
-/// Bytes read at once from the page cache: they are still in the CPU's cache when they are looked at.
+/// Bytes read at once from the page cache: they are still in the CPU's cache when they are looked at. Twice as many are
+/// no faster.
 const CACHED_PIECE: usize = 256 << 10;
 
 /// A pool of threads that stops when it is told to.
