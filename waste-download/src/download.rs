@@ -173,6 +173,8 @@ impl<'a> Work<'a> {
         let places = Places::new(&self.request.dest, &entry.name);
         let talk = self.talk.file(&entry.name, entry.size);
         let sha256 = Fetch { shared: self.shared, entry, places: &places, talk }.run(line)?;
+        // First: nobody looks at the parts of what is recorded. Killed in between, the next run finds the file whole.
+        places.tidy()?;
         {
             let mut state = lock(&self.state);
             if let Some(file) = state.files.get_mut(&entry.name) {
@@ -181,7 +183,6 @@ impl<'a> Work<'a> {
             }
             state.write(&self.request.dest)?;
         }
-        places.tidy()?;
         self.talk.detail("done", &entry.name, &format!("{}, checked", ByteSize(entry.size)));
         Ok(())
     }

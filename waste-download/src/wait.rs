@@ -16,6 +16,9 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(60);
 /// Longest wait a server can ask for.
 const ASKED_MAX: Duration = Duration::from_secs(3600);
 
+/// Time that a rate makes up for: on a busy machine every wait takes longer than it should.
+const MAKES_UP: Duration = Duration::from_millis(100);
+
 /// Says when to stop: a signal, or another file's failure that ends all.
 #[derive(Debug, Default)]
 pub(crate) struct Stop {
@@ -201,11 +204,16 @@ impl Rate {
         let cost = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
         let end = {
             let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-            *next = (*next).max(Instant::now()) + cost;
+            *next = due(*next, Instant::now()) + cost;
             *next
         };
         stop.sleep_until(end)
     }
+}
+
+/// From when on the next bytes are paid for, if those so far have been until `paid`.
+fn due(paid: Instant, now: Instant) -> Instant {
+    paid.max(now.checked_sub(MAKES_UP).unwrap_or(now))
 }
 
 #[cfg(test)]
@@ -263,6 +271,15 @@ mod tests {
             }
         });
         assert!(start.elapsed() >= Duration::from_millis(245));
+    }
+
+    #[test]
+    fn a_rate_makes_up_for_a_wait_that_was_too_long_but_not_for_all_time() {
+        let paid = Instant::now();
+        let after = |ms| due(paid, paid + Duration::from_millis(ms)).duration_since(paid).as_millis();
+        assert_eq!([0, 60, 100, 101, 5_000].map(after), [0, 0, 0, 1, 4_900]);
+        let ahead = paid + Duration::from_secs(1);
+        assert_eq!(due(ahead, paid), ahead);
     }
 
     #[test]

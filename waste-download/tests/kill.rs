@@ -165,7 +165,11 @@ fn a_file_that_was_not_recorded_is_recognised() {
     let path = case.dest().join(".waste-download.json");
     let state = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, state.replace("\"done\":true", "\"done\":false")).unwrap();
+    let parts = case.dest().join(".waste-parts");
+    std::fs::create_dir_all(&parts).unwrap();
+    std::fs::write(parts.join(format!("{}.journal", support::SHARD)), "left over").unwrap();
     assert_eq!(case.done(&[])["fetched_bytes"], 0);
+    case.identical();
     assert!(!std::fs::read_to_string(&path).unwrap().contains("false"));
     std::fs::remove_file(&path).unwrap();
     assert_eq!(case.done(&[])["fetched_bytes"], 0);
