@@ -2,7 +2,7 @@
 //!
 //! The source is a macro, so that each instruction set has functions of its own features, which inline into each other.
 
-use super::{Group, Stage};
+use super::{Group, Stage, WIDTH_MAX};
 use crate::quant::vq::STAGES_MAX;
 
 /// Groups of sixteen vectors in flight: while one's products are on their way, the other's begin.
@@ -10,6 +10,13 @@ pub const FLIGHT: usize = 2;
 
 /// Groups of sixteen scores whose lanewise minimum is kept, so that most are passed over without a look.
 pub const CHUNK: usize = 4;
+
+/// Vectors that go through a stage of the beam search together: codebooks are loaded once for all of them, and what is
+/// read of the products for the scores of one is still in L1 when its best ones are looked at.
+pub const BLOCK: usize = 4;
+
+/// Groups of candidates that are sorted together.
+pub const ROOM: usize = 8;
 
 /// A candidate: some indices, and half the squared distance from their sum to the vector, less half the vector's
 /// squared norm.
@@ -21,16 +28,50 @@ pub struct Path {
 
 pub const NOWHERE: Path = Path { score: 0.0, indices: [0; STAGES_MAX] };
 
-/// The dot products of a path's entry of an earlier stage with all entries of this one.
-#[inline(always)]
-pub fn products_of<'a>(stage: &'a Stage, path: &Path, earlier: usize, groups: usize) -> &'a [Group] {
-    &stage.products[earlier][usize::from(path.indices[earlier]) * groups..][..groups]
+/// What a beam search holds of a vector.
+#[derive(Clone, Copy)]
+pub struct Beam {
+    pub paths: [Path; WIDTH_MAX],
+    /// How many there are.
+    pub live: usize,
+}
+
+impl Beam {
+    pub const NONE: Beam = Beam { paths: [NOWHERE; WIDTH_MAX], live: 0 };
+}
+
+/// What a beam search works with.
+pub struct Room {
+    /// `|c|²/2 − x·c`: `[vector][group]`.
+    pub dots: Vec<Group>,
+    /// The least scores of a chunk: `[vector][path][chunk]`.
+    pub minima: Vec<Group>,
+    /// Scores and places.
+    pub candidates: [[Group; ROOM]; 2],
+}
+
+impl Stage {
+    /// What is summed for the continuations of a path, chunk by chunk: `dots`, and the dot products with its entries of
+    /// the `TERMS - 1` stages before.
+    #[inline(always)]
+    pub fn terms<'a, const TERMS: usize>(
+        &'a self,
+        path: &Path,
+        dots: &'a [[Group; CHUNK]],
+    ) -> [&'a [[Group; CHUNK]]; TERMS] {
+        let mut terms = [dots; TERMS];
+        for (earlier, term) in terms[1..].iter_mut().enumerate() {
+            let entry = usize::from(path.indices[earlier]);
+            *term = &self.products[earlier].as_chunks::<CHUNK>().0[entry * dots.len()..][..dots.len()];
+        }
+        terms
+    }
 }
 
 /// The searches on lanes of a type whose methods have some features.
 macro_rules! kernels {
     ($lanes:ty $(, $features:literal)?) => {
-        use super::kernel::{CHUNK, FLIGHT, NOWHERE, Path, products_of};
+        use super::kernel::{BLOCK, Beam, CHUNK, FLIGHT, NOWHERE, Path, ROOM, Room};
         use super::{Codebooks, Group, LANES, STAGES_MAX, Stage, Vector, VEC_DIM, WIDTH_MAX};
 
         type L = $lanes;
@@ -41,20 +82,20 @@ macro_rules! kernels {
         pub(super) fn greedy(books: &Codebooks, vectors: &[Vector], indices: &mut [u8]) {
             let stages = books.stages.len();
             for (vectors, indices) in vectors.chunks(FLIGHT * LANES).zip(indices.chunks_mut(FLIGHT * LANES * stages)) {
-                let mut x = [[[0.0; LANES]; VEC_DIM]; FLIGHT];
+                let mut x = [[Group([0.0; LANES]); VEC_DIM]; FLIGHT];
                 for (i, vector) in vectors.iter().enumerate() {
                     for (x, value) in x[i / LANES].iter_mut().zip(vector) {
-                        x[i % LANES] = *value;
+                        x.0[i % LANES] = *value;
                     }
                 }
                 for (number, stage) in books.stages.iter().enumerate() {
                     let found = nearest(stage, &x);
                     for (i, indices) in indices.chunks_exact_mut(stages).enumerate() {
                         // Below 256, as there are no more entries.
-                        let index = found[i / LANES][i % LANES] as u8;
+                        let index = found[i / LANES].0[i % LANES] as u8;
                         indices[number] = index;
                         for (x, c) in x[i / LANES].iter_mut().zip(&stage.entries[usize::from(index)]) {
-                            x[i % LANES] -= c;
+                            x.0[i % LANES] -= c;
                         }
                     }
                 }
@@ -73,25 +114,26 @@ macro_rules! kernels {
             }
             let mut best = [L::splat(f32::INFINITY); FLIGHT];
             let mut index = [L::splat(0.0); FLIGHT];
-            let half_norms = stage.half_norms.as_flattened();
             let mut number = 0.0;
-            for (entry, half_norm) in stage.entries.iter().zip(half_norms) {
-                let mut score = [L::splat(*half_norm); FLIGHT];
-                for d in 0..VEC_DIM {
-                    let c = L::splat(entry[d]);
-                    for f in 0..FLIGHT {
-                        score[f] = lanes[f][d].minus_product(c, score[f]);
+            for (entries, half_norms) in stage.entries.chunks(LANES).zip(&stage.half_norms) {
+                for (entry, half_norm) in entries.iter().zip(&half_norms.0) {
+                    let mut score = [L::splat(*half_norm); FLIGHT];
+                    for d in 0..VEC_DIM {
+                        let c = L::splat(entry[d]);
+                        for f in 0..FLIGHT {
+                            score[f] = lanes[f][d].minus_product(c, score[f]);
+                        }
                     }
+                    let e = L::splat(number);
+                    for f in 0..FLIGHT {
+                        let better = score[f].below(best[f]);
+                        best[f] = best[f].replaced(better, score[f]);
+                        index[f] = index[f].replaced(better, e);
+                    }
+                    number += 1.0;
                 }
-                let e = L::splat(number);
-                for f in 0..FLIGHT {
-                    let better = score[f].below(best[f]);
-                    best[f] = best[f].replaced(better, score[f]);
-                    index[f] = index[f].replaced(better, e);
-                }
-                number += 1.0;
             }
-            let mut found = [[0.0; LANES]; FLIGHT];
+            let mut found = [Group([0.0; LANES]); FLIGHT];
             for f in 0..FLIGHT {
                 index[f].store(&mut found[f]);
             }
@@ -103,132 +145,150 @@ macro_rules! kernels {
         #[inline]
         $(#[target_feature(enable = $features)])?
         pub(super) fn beam(books: &Codebooks, width: usize, vectors: &[Vector], indices: &mut [u8]) {
+            let stages = books.stages.len();
             let most = books.stages.iter().map(Stage::groups).max().unwrap_or(0);
-            let mut dots = vec![[0.0; LANES]; most];
-            let mut scores = vec![[0.0; LANES]; most * width];
-            let mut minima = vec![[0.0; LANES]; most * width / CHUNK];
-            let (mut paths, mut next) = (&mut [NOWHERE; WIDTH_MAX], &mut [NOWHERE; WIDTH_MAX]);
-            for (x, indices) in vectors.iter().zip(indices.chunks_exact_mut(books.stages.len())) {
-                *paths = [NOWHERE; WIDTH_MAX];
-                let mut live = 1;
-                for (number, stage) in books.stages.iter().enumerate() {
-                    let groups = stage.groups();
-                    let lows = continued(
-                        stage,
-                        x,
-                        &paths[..live],
-                        number,
-                        &mut dots[..groups],
-                        &mut scores,
-                        &mut minima,
-                    );
-                    let wanted = if number + 1 == books.stages.len() { 1 } else { width };
-                    let best = lowest(&scores[..live * groups], &minima[..live * groups / CHUNK], lows, wanted);
-                    let mut found = 0;
-                    // A power of two, see `Stage::groups`.
-                    let shift = (groups * LANES).trailing_zeros();
-                    for (next, (score, place)) in next.iter_mut().zip(best[0].iter().zip(&best[1])).take(wanted) {
-                        // Padding is infinitely far away.
-                        if *score < f32::INFINITY {
-                            let place = place.to_bits();
-                            *next = Path { score: *score, ..paths[(place >> shift) as usize % WIDTH_MAX] };
-                            next.indices[number] = (place & ((1 << shift) - 1)) as u8;
-                            found += 1;
-                        }
-                    }
-                    std::mem::swap(&mut paths, &mut next);
-                    live = found;
+            let mut room = Room {
+                dots: vec![Group([0.0; LANES]); BLOCK * most],
+                minima: vec![Group([0.0; LANES]); BLOCK * width * most / CHUNK],
+                candidates: [[Group([0.0; LANES]); ROOM]; 2],
+            };
+            let (mut beams, mut next) = ([Beam::NONE; BLOCK], [Beam::NONE; BLOCK]);
+            for (x, indices) in vectors.chunks(BLOCK).zip(indices.chunks_mut(BLOCK * stages)) {
+                let (mut beams, mut next) = (&mut beams[..x.len()], &mut next[..x.len()]);
+                for beam in &mut *beams {
+                    (beam.live, beam.paths[0]) = (1, NOWHERE);
                 }
-                indices.copy_from_slice(&paths[0].indices[..indices.len()]);
+                for (number, stage) in books.stages.iter().enumerate() {
+                    let wanted = if number + 1 == stages { 1 } else { width };
+                    distances(stage, x, &mut room.dots);
+                    // As many sums as stages are written out, so that they stay in registers.
+                    match number {
+                        0 => continued::<1>(stage, beams, wanted, &mut room, next),
+                        1 => continued::<2>(stage, beams, wanted, &mut room, next),
+                        2 => continued::<3>(stage, beams, wanted, &mut room, next),
+                        3 => continued::<4>(stage, beams, wanted, &mut room, next),
+                        4 => continued::<5>(stage, beams, wanted, &mut room, next),
+                        5 => continued::<6>(stage, beams, wanted, &mut room, next),
+                        6 => continued::<7>(stage, beams, wanted, &mut room, next),
+                        _ => continued::<STAGES_MAX>(stage, beams, wanted, &mut room, next),
+                    }
+                    std::mem::swap(&mut beams, &mut next);
+                }
+                for (indices, beam) in indices.chunks_exact_mut(stages).zip(&*beams) {
+                    indices.copy_from_slice(&beam.paths[0].indices[..stages]);
+                }
             }
         }
 
-        /// Scores of all continuations of `paths`, `[path][group]`; the least of each lane, in chunks of [`CHUNK`]
-        /// groups (`minima`) and of all.
+        /// `|c|²/2 − x·c` of all entries, for each vector: `[vector][group]`.
         #[inline]
         $(#[target_feature(enable = $features)])?
-        fn continued(
-            stage: &Stage,
-            x: &Vector,
-            paths: &[Path],
-            number: usize,
-            dots: &mut [Group],
-            scores: &mut [Group],
-            minima: &mut [Group],
-        ) -> L {
-            let groups = dots.len();
-            let (half_norms, columns) = (&stage.half_norms[..groups], &stage.columns[..groups]);
-            let mut lanes = [L::splat(0.0); VEC_DIM];
-            for d in 0..VEC_DIM {
-                lanes[d] = L::splat(x[d]);
-            }
-            for group in 0..groups {
-                let mut sum = L::load(&half_norms[group]);
+        fn distances(stage: &Stage, vectors: &[Vector], dots: &mut [Group]) {
+            let groups = stage.groups();
+            let mut lanes = [[L::splat(0.0); VEC_DIM]; BLOCK];
+            for (lanes, x) in lanes.iter_mut().zip(vectors) {
                 for d in 0..VEC_DIM {
-                    sum = lanes[d].minus_product(L::load(&columns[group][d]), sum);
+                    lanes[d] = L::splat(x[d]);
                 }
-                sum.store(&mut dots[group]);
             }
-            let dots = &*dots;
-            let mut lows = L::splat(f32::INFINITY);
-            let outputs = scores.chunks_exact_mut(groups).zip(minima.chunks_exact_mut(groups / CHUNK));
-            for (path, (scores, minima)) in paths.iter().zip(outputs) {
-                // As many sums as stages are written out, so that they stay in registers.
-                lows = match number {
-                    0 => scored::<1>(stage, path, dots, scores, minima, lows),
-                    1 => scored::<2>(stage, path, dots, scores, minima, lows),
-                    2 => scored::<3>(stage, path, dots, scores, minima, lows),
-                    3 => scored::<4>(stage, path, dots, scores, minima, lows),
-                    4 => scored::<5>(stage, path, dots, scores, minima, lows),
-                    5 => scored::<6>(stage, path, dots, scores, minima, lows),
-                    6 => scored::<7>(stage, path, dots, scores, minima, lows),
-                    _ => scored::<STAGES_MAX>(stage, path, dots, scores, minima, lows),
-                };
+            for (group, (half_norm, columns)) in stage.half_norms.iter().zip(&stage.columns).enumerate() {
+                let mut sums = [L::load(half_norm); BLOCK];
+                for d in 0..VEC_DIM {
+                    let column = L::load(&columns[d]);
+                    for v in 0..BLOCK {
+                        sums[v] = lanes[v][d].minus_product(column, sums[v]);
+                    }
+                }
+                for v in 0..BLOCK {
+                    sums[v].store(&mut dots[v * groups + group]);
+                }
             }
-            lows
         }
 
-        /// The same of one path, for the stage with `TERMS - 1` before it.
+        /// The `wanted` best continuations of each beam by a stage with `TERMS - 1` before it. Those of all beams are
+        /// scored before the first ones are chosen: only the latter takes branches that cannot be foreseen.
+        #[inline]
+        $(#[target_feature(enable = $features)])?
+        fn continued<const TERMS: usize>(
+            stage: &Stage,
+            beams: &[Beam],
+            wanted: usize,
+            room: &mut Room,
+            next: &mut [Beam],
+        ) {
+            let chunks = stage.groups() / CHUNK;
+            let dots = room.dots.as_chunks::<CHUNK>().0;
+            let most = room.minima.len() / BLOCK;
+            let mut bounds = [L::splat(f32::INFINITY); BLOCK];
+            let parts = dots.chunks_exact(chunks).zip(room.minima.chunks_exact_mut(most));
+            for ((beam, bound), (dots, minima)) in beams.iter().zip(&mut bounds).zip(parts) {
+                let mut low = L::splat(f32::INFINITY);
+                for (path, minima) in beam.paths[..beam.live].iter().zip(minima.chunks_exact_mut(chunks)) {
+                    low = low.lower(scored::<TERMS>(stage, path, dots, minima));
+                }
+                *bound = low.bound(wanted);
+            }
+            let parts = dots.chunks_exact(chunks).zip(room.minima.chunks_exact(most));
+            for (((beam, bound), (dots, minima)), next) in beams.iter().zip(&bounds).zip(parts).zip(next) {
+                let minima = &minima[..beam.live * chunks];
+                let best = lowest::<TERMS>(stage, beam, dots, minima, *bound, wanted, &mut room.candidates);
+                next.live = 0;
+                // Powers of two, see `Stage::groups`.
+                let shift = (chunks * CHUNK * LANES).trailing_zeros();
+                let best = best[0].0.iter().zip(&best[1].0);
+                for (path, (score, place)) in next.paths.iter_mut().zip(best).take(wanted) {
+                    // Padding is infinitely far away.
+                    if *score < f32::INFINITY {
+                        let place = place.to_bits();
+                        *path = Path { score: *score, ..beam.paths[(place >> shift) as usize % WIDTH_MAX] };
+                        path.indices[TERMS - 1] = (place & ((1 << shift) - 1)) as u8;
+                        next.live += 1;
+                    }
+                }
+            }
+        }
+
+        /// The least scores of a path's continuations, lane by lane: in chunks of [`CHUNK`] groups and of all.
         #[inline]
         $(#[target_feature(enable = $features)])?
         fn scored<const TERMS: usize>(
             stage: &Stage,
             path: &Path,
-            dots: &[Group],
-            scores: &mut [Group],
+            dots: &[[Group; CHUNK]],
             minima: &mut [Group],
-            mut lows: L,
         ) -> L {
-            let groups = dots.len();
-            // No closures here: they are not inlined into what has other features.
-            let mut terms = [dots.as_chunks::<CHUNK>().0; TERMS];
-            for (earlier, term) in terms[1..].iter_mut().enumerate() {
-                *term = products_of(stage, path, earlier, groups).as_chunks().0;
-            }
+            let mut lows = L::splat(f32::INFINITY);
+            let terms = stage.terms::<TERMS>(path, dots);
             let base = L::splat(path.score);
-            let scores = scores.as_chunks_mut::<CHUNK>().0;
-            for (chunk, (scores, minimum)) in scores.iter_mut().zip(minima).enumerate() {
-                let mut low = L::splat(f32::INFINITY);
-                for i in 0..CHUNK {
-                    let mut sum = L::load(&terms[0][chunk][i]);
-                    for term in &terms[1..] {
-                        sum = sum.plus(L::load(&term[chunk][i]));
-                    }
-                    let score = base.plus(sum);
-                    low = low.lower(score);
-                    score.store(&mut scores[i]);
-                }
+            for (chunk, minimum) in minima.iter_mut().enumerate() {
+                let sums = summed::<TERMS>(&terms, chunk);
+                // The least sum has the least score, as rounding keeps the order.
+                let low = base.plus(sums[0].lower(sums[1]).lower(sums[2].lower(sums[3])));
                 low.store(minimum);
                 lows = lows.lower(low);
             }
             lows
         }
 
+        /// A chunk of sums, to which a path's score is still to be added.
+        #[inline]
+        $(#[target_feature(enable = $features)])?
+        fn summed<const TERMS: usize>(terms: &[&[[Group; CHUNK]]; TERMS], chunk: usize) -> [L; CHUNK] {
+            let mut sums = [L::splat(0.0); CHUNK];
+            for i in 0..CHUNK {
+                sums[i] = L::load(&terms[0][chunk][i]);
+                for term in &terms[1..] {
+                    sums[i] = sums[i].plus(L::load(&term[chunk][i]));
+                }
+            }
+            sums
+        }
+
         /// Dot products of entries with all of a stage's: `[entry][group]`.
         #[inline]
         $(#[target_feature(enable = $features)])?
         pub(super) fn products(entries: &[Vector], columns: &[[Group; VEC_DIM]]) -> Vec<Group> {
-            let mut products = vec![[0.0; LANES]; entries.len() * columns.len()];
+            let mut products = vec![Group([0.0; LANES]); entries.len() * columns.len()];
             for (entry, products) in entries.iter().zip(products.chunks_exact_mut(columns.len())) {
                 for (columns, product) in columns.iter().zip(products) {
                     let mut sum = L::splat(0.0);
@@ -242,22 +302,22 @@ macro_rules! kernels {
         }
 
         /// The least scores, ascending, and their places, equal ones in the order of places: the first `wanted` of what
-        /// is returned. `minima` holds the least score of each lane of each chunk, `lows` of all of them.
+        /// is returned. `minima` holds the least score of each lane of each chunk; the wanted scores are not above `bound`.
         #[inline]
         $(#[target_feature(enable = $features)])?
-        fn lowest(scores: &[Group], minima: &[Group], lows: L, wanted: usize) -> [Group; 2] {
-            // The wanted-th least of the lanes' minima bounds the wanted-th least score from above.
-            let mut least = [0.0; LANES];
-            lows.store(&mut least);
-            if wanted > 1 {
-                for low in &mut least {
-                    let enough = lows.not_above(L::splat(*low)).count_ones() as usize >= wanted;
-                    *low = if enough { *low } else { f32::INFINITY };
-                }
-            }
-            let bound = L::splat(L::load(&least).least());
+        fn lowest<const TERMS: usize>(
+            stage: &Stage,
+            beam: &Beam,
+            dots: &[[Group; CHUNK]],
+            minima: &[Group],
+            bound: L,
+            wanted: usize,
+            candidates: &mut [[Group; ROOM]; 2],
+        ) -> [Group; 2] {
             // Places go along as the bits of an f32, which are only moved.
             let (mut best, mut places) = (L::splat(f32::INFINITY), L::splat(0.0));
+            let mut count = 0;
+            let shift = dots.len().trailing_zeros();
             // Few chunks hold one of the best. Which ones is found without a branch for each.
             'search: for (round, minima) in minima.chunks(u64::BITS as usize).enumerate() {
                 let mut hits = 0u64;
@@ -267,29 +327,41 @@ macro_rules! kernels {
                 while hits != 0 {
                     let chunk = round * u64::BITS as usize + hits.trailing_zeros() as usize;
                     hits &= hits - 1;
-                    let Some((groups, _)) = scores[CHUNK * chunk..].split_first_chunk::<CHUNK>() else { break };
-                    let mut lanes = 0u64;
+                    let path = &beam.paths[(chunk >> shift) % WIDTH_MAX];
+                    // The scores once more, which takes less than keeping all of them.
+                    let sums = summed::<TERMS>(&stage.terms::<TERMS>(path, dots), chunk & (dots.len() - 1));
+                    let base = L::splat(path.score);
                     for i in 0..CHUNK {
-                        lanes |= u64::from(L::load(&groups[i]).not_above(bound)) << (i * LANES);
+                        let place = (CHUNK * chunk + i) * LANES;
+                        count = base.plus(sums[i]).appended(bound, place as u32, candidates, count);
                     }
-                    while lanes != 0 {
-                        let lane = lanes.trailing_zeros() as usize % (CHUNK * LANES);
-                        lanes &= lanes - 1;
-                        let value = L::splat(groups.as_flattened()[lane]);
-                        let place = L::splat(f32::from_bits((CHUNK * LANES * chunk + lane) as u32));
-                        if wanted == 1 {
-                            // Nothing is below the bound, and of what is equal the first one counts.
-                            (best, places) = (value, place);
-                            break 'search;
-                        }
-                        (best, places) = best.inserted(value, places, place);
+                    if wanted == 1 {
+                        // Nothing is below the bound, and of what is equal the first one counts.
+                        break 'search;
+                    }
+                    if count > (ROOM - CHUNK) * LANES {
+                        (best, places) = merged(best, places, candidates, count);
+                        count = 0;
                     }
                 }
             }
-            let mut found = [[0.0; LANES]; 2];
+            (best, places) = merged(best, places, candidates, count);
+            let mut found = [Group([0.0; LANES]); 2];
             best.store(&mut found[0]);
             places.store(&mut found[1]);
             found
+        }
+
+        /// The first `count` candidates among the best so far.
+        #[inline]
+        $(#[target_feature(enable = $features)])?
+        fn merged(mut best: L, mut places: L, candidates: &[[Group; ROOM]; 2], count: usize) -> (L, L) {
+            for i in 0..count {
+                let (group, lane) = (i / LANES % ROOM, i % LANES);
+                let (score, place) = (candidates[0][group].0[lane], candidates[1][group].0[lane]);
+                (best, places) = best.inserted(L::splat(score), places, L::splat(place));
+            }
+            (best, places)
         }
     };
 }

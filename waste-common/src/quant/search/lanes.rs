@@ -1,15 +1,17 @@
 //! Sixteen f32 at a time: as an array, which defines the operations, and as the registers of x86-64.
 //!
 //! `minus_product` is `sum − self · other`, rounded once; `lower` is `self` of equal ones; `replaced` takes `other`
-//! where the mask is true; `least` is the least lane; `not_above` has a bit for each lane where `self <= other`;
-//! `inserted` puts a value, behind those that are equal, into ascending lanes, and its place among theirs; the last one
-//! drops out.
+//! where the mask is true; `not_above` has a bit for each lane where `self <= other`; `bound` is a value that at least so
+//! many lanes are not above; `appended` puts the lanes that are not above a bound behind `count` others, with their
+//! places, which follow the first lane's, and counts on; `inserted` puts a value, behind those that are equal, into
+//! ascending lanes, and its place among theirs; the last one drops out.
 
+use super::kernel::ROOM;
 use super::{Group, LANES};
 
 /// An array.
 #[derive(Clone, Copy)]
-pub struct Portable(Group);
+pub struct Portable([f32; LANES]);
 
 #[allow(clippy::needless_range_loop)]
 impl Portable {
@@ -20,12 +22,12 @@ impl Portable {
 
     #[inline]
     pub fn load(group: &Group) -> Self {
-        Portable(*group)
+        Portable(group.0)
     }
 
     #[inline]
     pub fn store(self, group: &mut Group) {
-        *group = self.0;
+        group.0 = self.0;
     }
 
     #[inline]
@@ -47,11 +49,6 @@ impl Portable {
     #[inline]
     pub fn lower(self, other: Self) -> Self {
         self.replaced(other.below(self), other)
-    }
-
-    #[inline]
-    pub fn least(self) -> f32 {
-        self.0.into_iter().fold(f32::INFINITY, f32::min)
     }
 
     #[inline]
@@ -81,6 +78,23 @@ impl Portable {
     }
 
     #[inline]
+    pub fn bound(self, wanted: usize) -> Self {
+        let mut lanes = self.0;
+        lanes.sort_unstable_by(f32::total_cmp);
+        Portable([lanes[(wanted - 1) % LANES]; LANES])
+    }
+
+    #[inline]
+    pub fn appended(self, bound: Self, place: u32, to: &mut [[Group; ROOM]; 2], mut count: usize) -> usize {
+        for lane in 0..LANES {
+            to[0][count / LANES % ROOM].0[count % LANES] = self.0[lane];
+            to[1][count / LANES % ROOM].0[count % LANES] = f32::from_bits(place + lane as u32);
+            count += usize::from(self.0[lane] <= bound.0[lane]);
+        }
+        count
+    }
+
+    #[inline]
     pub fn inserted(self, value: Self, places: Self, place: Self) -> (Self, Self) {
         let (mut lanes, mut at) = (self, places);
         for lane in 0..LANES {
@@ -102,7 +116,7 @@ pub use x86::{Avx2, Avx512};
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Group, LANES};
+    use super::{Group, LANES, ROOM};
 
     const _: () = assert!(LANES == 16);
 
@@ -121,14 +135,14 @@ mod x86 {
         #[target_feature(enable = "avx512f")]
         pub fn load(group: &Group) -> Self {
             // SAFETY: a group is 64 readable bytes.
-            Avx512(unsafe { _mm512_loadu_ps(group.as_ptr()) })
+            Avx512(unsafe { _mm512_loadu_ps(group.0.as_ptr()) })
         }
 
         #[inline]
         #[target_feature(enable = "avx512f")]
         pub fn store(self, group: &mut Group) {
             // SAFETY: a group is 64 writable bytes.
-            unsafe { _mm512_storeu_ps(group.as_mut_ptr(), self.0) };
+            unsafe { _mm512_storeu_ps(group.0.as_mut_ptr(), self.0) };
         }
 
         #[inline]
@@ -175,6 +189,34 @@ mod x86 {
         }
 
         #[inline]
+        #[target_feature(enable = "avx512f,avx512dq,avx2,fma")]
+        pub fn bound(self, wanted: usize) -> Self {
+            if wanted == 1 {
+                return Avx512::splat(self.least());
+            }
+            let (low, high) = (_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
+            Avx512(_mm512_set1_ps(bound(low, high, wanted)))
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512f,popcnt")]
+        pub fn appended(self, bound: Self, place: u32, to: &mut [[Group; ROOM]; 2], count: usize) -> usize {
+            let mask = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(self.0, bound.0);
+            let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            let places = _mm512_or_si512(lanes, _mm512_set1_epi32(place as i32));
+            debug_assert!(count + LANES <= ROOM * LANES);
+            if count <= (ROOM - 1) * LANES {
+                // SAFETY: sixteen numbers behind the first `count` are writable.
+                unsafe {
+                    let (scores, at) = (to[0].as_mut_ptr().cast::<f32>(), to[1].as_mut_ptr().cast::<i32>());
+                    _mm512_storeu_ps(scores.add(count), _mm512_maskz_compress_ps(mask, self.0));
+                    _mm512_storeu_epi32(at.add(count), _mm512_maskz_compress_epi32(mask, places));
+                }
+            }
+            count + mask.count_ones() as usize
+        }
+
+        #[inline]
         #[target_feature(enable = "avx512f")]
         pub fn inserted(self, value: Self, places: Self, place: Self) -> (Self, Self) {
             let order = _mm512_setr_epi32(0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14);
@@ -187,6 +229,43 @@ mod x86 {
             let at = _mm512_mask_mov_ps(places.0, moved, _mm512_mask_mov_ps(shifted, here, place.0));
             (Avx512(lanes), Avx512(at))
         }
+    }
+
+    /// A value that at least `wanted` of sixteen lanes are not above.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn bound(low: __m256, high: __m256, wanted: usize) -> f32 {
+        let lesser = _mm256_min_ps(low, high);
+        let enough = if wanted <= LANES / 4 {
+            // Nearly as low from the lesser one of each pair, at a quarter of the work.
+            at_least(lesser, not_above(lesser, lesser), wanted)
+        } else {
+            let of_low = _mm256_add_epi32(not_above(low, low), not_above(high, low));
+            let of_high = _mm256_add_epi32(not_above(low, high), not_above(high, high));
+            _mm256_min_ps(at_least(low, of_low, wanted), at_least(high, of_high, wanted))
+        };
+        Avx2(enough, enough).least()
+    }
+
+    /// How many of `lanes` are not above each of `others`.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn not_above(mut lanes: __m256, others: __m256) -> __m256i {
+        let next = _mm256_setr_epi32(1, 2, 3, 4, 5, 6, 7, 0);
+        let mut count = _mm256_setzero_si256();
+        for _ in 0..8 {
+            count = _mm256_sub_epi32(count, _mm256_castps_si256(_mm256_cmp_ps::<_CMP_LE_OQ>(lanes, others)));
+            lanes = _mm256_permutevar8x32_ps(lanes, next);
+        }
+        count
+    }
+
+    /// The lanes whose count is at least `wanted`; infinity for others.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn at_least(lanes: __m256, count: __m256i, wanted: usize) -> __m256 {
+        let few = _mm256_cmpgt_epi32(_mm256_set1_epi32(wanted as i32), count);
+        _mm256_blendv_ps(lanes, _mm256_set1_ps(f32::INFINITY), _mm256_castsi256_ps(few))
     }
 
     /// Two registers of AVX.
@@ -204,7 +283,7 @@ mod x86 {
         #[target_feature(enable = "avx2,fma")]
         pub fn load(group: &Group) -> Self {
             // SAFETY: a group is twice 32 readable bytes.
-            unsafe { Avx2(_mm256_loadu_ps(group.as_ptr()), _mm256_loadu_ps(group.as_ptr().add(8))) }
+            unsafe { Avx2(_mm256_loadu_ps(group.0.as_ptr()), _mm256_loadu_ps(group.0.as_ptr().add(8))) }
         }
 
         #[inline]
@@ -212,8 +291,8 @@ mod x86 {
         pub fn store(self, group: &mut Group) {
             // SAFETY: a group is twice 32 writable bytes.
             unsafe {
-                _mm256_storeu_ps(group.as_mut_ptr(), self.0);
-                _mm256_storeu_ps(group.as_mut_ptr().add(8), self.1);
+                _mm256_storeu_ps(group.0.as_mut_ptr(), self.0);
+                _mm256_storeu_ps(group.0.as_mut_ptr().add(8), self.1);
             }
         }
 
@@ -265,6 +344,39 @@ mod x86 {
             let low = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LE_OQ>(self.0, other.0)) as u32;
             let high = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LE_OQ>(self.1, other.1)) as u32;
             low | high << 8
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma")]
+        pub fn bound(self, wanted: usize) -> Self {
+            if wanted == 1 {
+                return Avx2::splat(self.least());
+            }
+            Avx2::splat(bound(self.0, self.1, wanted))
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma")]
+        pub fn appended(
+            self,
+            bound: Self,
+            place: u32,
+            to: &mut [[Group; ROOM]; 2],
+            mut count: usize,
+        ) -> usize {
+            let mut lanes = self.not_above(bound);
+            if lanes != 0 {
+                let mut group = Group([0.0; LANES]);
+                self.store(&mut group);
+                while lanes != 0 {
+                    let lane = lanes.trailing_zeros();
+                    lanes &= lanes - 1;
+                    to[0][count / LANES % ROOM].0[count % LANES] = group.0[lane as usize % LANES];
+                    to[1][count / LANES % ROOM].0[count % LANES] = f32::from_bits(place + lane);
+                    count += 1;
+                }
+            }
+            count
         }
 
         /// Each lane the one before it; the first keeps its own.

@@ -18,7 +18,11 @@ pub const WIDTH_MAX: usize = LANES;
 /// Eight consecutive weights.
 pub type Vector = [f32; VEC_DIM];
 /// The numbers of one dimension, or of one score, of sixteen entries.
-type Group = [f32; LANES];
+///
+/// Aligned to what a register holds: a load that crosses a cache line takes twice as long.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+struct Group([f32; LANES]);
 
 /// The codebooks of one matrix, ready to be searched.
 #[derive(Debug, Clone)]
@@ -124,17 +128,17 @@ impl Stage {
         // A power of two, and whole chunks.
         let groups = entries.len().div_ceil(LANES).next_power_of_two().max(kernel::CHUNK);
         let grouped = |value: &dyn Fn(&Vector) -> f32, padding: f32| {
-            let mut groups = vec![[padding; LANES]; groups];
+            let mut groups = vec![Group([padding; LANES]); groups];
             for (i, entry) in entries.iter().enumerate() {
-                groups[i / LANES][i % LANES] = value(entry);
+                groups[i / LANES].0[i % LANES] = value(entry);
             }
             groups
         };
         let half_norms = grouped(&|entry| 0.5 * dot(entry, entry), f32::INFINITY);
-        let mut columns = vec![[[0.0; LANES]; VEC_DIM]; groups];
+        let mut columns = vec![[Group([0.0; LANES]); VEC_DIM]; groups];
         for (i, entry) in entries.iter().enumerate() {
             for (column, value) in columns[i / LANES].iter_mut().zip(entry) {
-                column[i % LANES] = *value;
+                column.0[i % LANES] = *value;
             }
         }
         let products = earlier.iter().map(|other| (best().products)(&other.entries, &columns)).collect();

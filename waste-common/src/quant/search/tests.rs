@@ -89,6 +89,21 @@ proptest! {
     }
 }
 
+/// More candidates at the bound than have room at a time: the first ones count.
+#[test]
+fn where_all_entries_are_equal_the_first_ones_are_taken() {
+    let book = || vec![[0.25; VEC_DIM]; 256];
+    let books = Codebooks::new(vec![book(), book(), book()]);
+    let vectors = vectors(3, 9);
+    for kernels in available() {
+        let mut found = vec![1; 27];
+        for width in [1, 4, WIDTH_MAX] {
+            (kernels.beam)(&books, width, &vectors, &mut found);
+            assert_eq!(found, [0; 27]);
+        }
+    }
+}
+
 #[test]
 fn a_wider_beam_comes_nearer() {
     let books = Codebooks::new((0..3).map(|stage| vectors(stage, 64)).collect());
