@@ -248,6 +248,7 @@ pub fn show(errors: &Errors) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::CB_SAMPLE;
 
     #[test]
     fn the_mean_over_layers() {
@@ -258,12 +259,18 @@ mod tests {
     }
     use waste_common::container::ExpertFmt;
 
-    /// Whatever the number of threads, experts in work take at most 512 MiB at K3's shapes; the rest of a
-    /// conversion is the samples (11 MB), the index (about 250 MB) and slices of the trunk.
+    /// Whatever the number of threads, experts in work take at most 512 MiB at K3's shapes, and all of a worker 1.5 GiB,
+    /// at any effort: a wider beam holds a few KiB more a thread, more rounds and passes nothing.
     #[test]
     fn memory_is_bounded_at_k3_shapes() {
         let quant = ExpertQuant::new(ExpertFmt::Vq3r, 3, 256);
         let geometry = Geometry::new(&quant, 3072, 3584).unwrap();
+        // The samples, what the stages before leave over of them, their weights, and indices; the system of all entries.
+        let samples = CB_SAMPLE as u64 * (2 * (32 + 4) + 3) + 8 * (3 * 256 * 3 * 256);
+        // Codebooks with their tables of products, of each kind and, with importance, of each thread.
+        let books = |threads: u64| (3 + threads) * 3 * 256 * (4 * 256 + 200);
+        let index = 250 << 20;
+        assert!(BATCH_BYTES + samples + books(256) + index < 3 << 29);
         for threads in [1, 2, 8, 64, 512] {
             let held = batch(&geometry, threads) as u64 * expert_bytes(&geometry);
             assert!(held <= BATCH_BYTES, "{threads} threads: {held}");
