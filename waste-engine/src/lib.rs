@@ -1,27 +1,38 @@
 //! The WASTE model engine: opens a container (or, for reference, a checkpoint), streams experts past a bounded
 //! cache, and computes Kimi-Linear and Kimi K3.
+//!
+//! [`open::reserve`] plans a model's memory on this machine, [`Engine::open`] opens it within the plan,
+//! [`tokenizer::Tokenizer`] turns text into tokens, [`generate()`] writes, [`Engine::forward`] gives logits,
+//! [`saved`] keeps a session in a file. `examples/embed.rs` does all of it.
+//!
+//! Everything belongs to an [`Engine`] or a [`Session`]: several of them live in one process. Nothing is printed, no
+//! signal is taken, and the process is never ended. What the environment decides is `WASTE_KERNELS` alone, and only
+//! in [`Engine::open`].
 
 pub mod chat;
+#[doc(hidden)] // internals, for tests that compare them with golden vectors
 pub mod compute;
-pub mod decoding;
+mod decoding;
 pub mod defaults;
-pub mod error;
+mod error;
 pub mod experts;
-pub mod generate;
+mod generate;
 #[cfg(feature = "grammar")]
 pub mod grammar;
 pub mod kernels;
-pub mod lanes;
+mod lanes;
+#[doc(hidden)]
 pub mod layers;
+#[doc(hidden)]
 pub mod matrix;
-pub mod model;
+mod model;
 pub mod open;
-pub mod options;
-pub mod profile;
-pub mod resident;
+mod options;
+mod profile;
+mod resident;
 pub mod sampler;
 pub mod saved;
-pub mod session;
+mod session;
 pub mod tokenizer;
 #[cfg(feature = "vision")]
 pub mod vision;
@@ -37,3 +48,5 @@ pub use options::{Arith, EngineOptions, Event, Watch};
 pub use profile::{Part, Profile};
 pub use saved::{Saved, SavedError};
 pub use session::{LayerState, Sequence, Session, Snapshot};
+pub use waste_common::error::{Coded, Exit};
+pub use waste_common::{machine, plan};

@@ -28,11 +28,7 @@ pub fn options(args: &SamplingArgs) -> SamplerOptions {
 
 /// The tokens that have a place in a text.
 pub fn mask(args: &SamplingArgs, config: &ModelConfig, tokenizer: &Tokenizer) -> Option<Mask> {
-    let vocab = config.vocab;
-    let mut mask = Mask::without(vocab, &tokenizer.banned_in_text());
-    // Ids beyond the tokenizer have no text.
-    (tokenizer.vocab_size()..vocab as u32).for_each(|id| mask.ban(id));
-    (!args.no_mask).then_some(mask)
+    (!args.no_mask).then(|| tokenizer.text_mask(config.vocab))
 }
 
 /// Every id that ends a text.

@@ -1,8 +1,8 @@
 //! From a directory to an engine: what it is, its weights, its experts.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use waste_common::checkpoint::Checkpoint;
 use waste_common::config::{Mixer, ModelConfig};
@@ -89,6 +89,7 @@ impl Engine {
             head,
             format,
             store,
+            turn: Mutex::new(()),
         })
     }
 }

@@ -9,6 +9,7 @@ pub use load::open_source;
 pub use pass::{LogitSink, TogetherSink, Trace, Wanted};
 
 use std::path::Path;
+use std::sync::Mutex;
 
 use waste_common::config::ModelConfig;
 use waste_common::container::RowBuffer;
@@ -52,7 +53,8 @@ struct Layer {
     ffn: FfnLayer,
 }
 
-/// An opened model: weights, threads, expert store. Sessions hold all that changes.
+/// An opened model: weights, threads, expert store. Sessions hold all that changes. Threads may share an engine, each
+/// with a session of its own; their passes wait for each other.
 pub struct Engine {
     config: ModelConfig,
     options: EngineOptions,
@@ -67,6 +69,8 @@ pub struct Engine {
     head: Matrix,
     format: ExpertFormat,
     store: Option<ExpertStore>,
+    /// Held by a pass: the expert store has one consumer at a time.
+    turn: Mutex<()>,
 }
 
 impl Engine {

@@ -1,5 +1,6 @@
 //! Tokens through the layers: a prompt in chunks, one token, or a token each of several sequences.
 
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
@@ -26,7 +27,8 @@ pub enum Wanted {
     All,
 }
 
-/// Takes the logits of a position: `(position, [vocab])`.
+/// Takes the logits of a position: `(position, [vocab])`. It is called within the pass, so it cannot begin another one of
+/// the same engine.
 pub type LogitSink<'a> = dyn FnMut(usize, &[f32]) -> Result<(), EngineError> + Send + 'a;
 
 /// Takes the logits of a place among several, [vocab], or why there are none.
@@ -99,6 +101,8 @@ impl Engine {
     ) -> Result<(), EngineError> {
         EngineError::check_tokens(tokens, session.position, self.options.ctx, self.config.vocab)?;
         session.check_intact()?;
+        // Outside the pool: a worker that waited for it might hold the one who has it.
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.compute.run(|| {
             let mut done = 0;
             for chunk in tokens.chunks(self.options.chunk) {
@@ -159,6 +163,7 @@ impl Engine {
         if self.options.cancelled.load(Ordering::Relaxed) {
             return Err(EngineError::Interrupted);
         }
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.compute.run(|| {
             let compute = if tokens.len() > 1 { &self.together } else { &self.compute };
             sequences.iter_mut().for_each(|sequence| sequence.intact = false);

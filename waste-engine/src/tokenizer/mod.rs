@@ -18,6 +18,8 @@ use waste_common::json::{self, JsonError};
 
 use classes::Classes;
 
+use crate::sampler::Mask;
+
 pub use stream::TextStream;
 pub use waste_common::tokens::{
     RANK_FILE_BYTES_MAX, RankError, Ranks, SPECIAL_TOKENS, SPECIALS_FILE_BYTES_MAX, SpecialError, Specials,
@@ -225,6 +227,15 @@ impl Tokenizer {
             .map(|(id, _)| id)
             .filter(|id| banned.contains(&Some(*id)) || media.contains(id) || self.specials.is_reserved(*id))
             .collect()
+    }
+
+    /// The ids that may be chosen in a text, of a model with `vocab` of them: those that have a text, but for
+    /// [`banned_in_text`](Self::banned_in_text).
+    pub fn text_mask(&self, vocab: usize) -> Mask {
+        let mut mask = Mask::without(vocab, &self.banned_in_text());
+        // Ids beyond the tokenizer have no text.
+        (self.vocab_size()..u32::try_from(vocab).unwrap_or(u32::MAX)).for_each(|id| mask.ban(id));
+        mask
     }
 }
 
