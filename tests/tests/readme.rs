@@ -1,16 +1,17 @@
-//! Every command of the README works as it is printed.
+//! Every command of the README and of the documents beside it works as it is printed, and every link leads somewhere.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 use std::process::Command;
 
-/// The lines of the README's `sh` blocks.
+/// The lines of the `sh` blocks. (Those of docs/embedding.md are waste-capi's tests.)
 fn commands() -> Vec<String> {
-    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let read = |name: &str| std::fs::read_to_string(root().join(name)).unwrap();
+    let text = ["README.md", "docs/tuning.md", "docs/measuring.md"].map(read).concat();
     let mut inside = false;
     let mut commands = Vec::new();
-    for line in readme.lines() {
+    for line in text.lines() {
         match line {
             "```sh" => inside = true,
             "```" => inside = false,
@@ -78,4 +79,22 @@ fn the_scripts_it_names_exist() {
         found += 1;
     }
     assert_eq!(found, 3);
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let mut files: Vec<_> = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|name| root().join(name)).into();
+    files.extend(std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path()));
+    let mut links = 0;
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()) {
+            if !link.contains("://") {
+                let place = file.parent().unwrap().join(link.split('#').next().unwrap());
+                assert!(place.exists(), "{}: {link}", file.display());
+                links += 1;
+            }
+        }
+    }
+    assert!(links >= 6, "{links}");
 }

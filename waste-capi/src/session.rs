@@ -296,7 +296,10 @@ pub unsafe extern "C" fn waste_generate(
 
         let mut teller = Teller { model, on_text, user, tokens: Vec::new(), sampler: None };
         inner.tokens.extend(ids);
-        inner.answer = inner.tokens.len();
+        // Without new tokens an answer that was stopped goes on.
+        if !ids.is_empty() || inner.left == 0 {
+            inner.answer = inner.tokens.len();
+        }
         let tokenizer = model.tokenizer.as_ref();
         let written = waste_engine::generate(engine, &mut inner.state, tokenizer, &request, &mut teller);
         inner.tokens.extend(&teller.tokens);

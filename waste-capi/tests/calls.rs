@@ -262,7 +262,7 @@ fn answers_are_written_stopped_and_gone_on_with() {
     assert_eq!(outcome.finish, Ending::StopText as u64);
     assert!(all.starts_with(&stopped.texts.concat()) && !stopped.texts.concat().contains(word));
     let (status, _) = generate(&ids[..count], Params { temperature: 3.0, ..params }, &mut calls(false));
-    assert_eq!((status, code().as_str()), (Status::Usage, "invalid_sampling"));
+    assert_eq!((status, code().as_str()), (Status::Usage, "invalid_sampling_option"));
 
     // JSON.
     assert_eq!(unsafe { waste_session_reset(session) }, Status::Ok);
