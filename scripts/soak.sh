@@ -13,7 +13,7 @@ case $profile in release) cargo build --release --bins --quiet ;; *) cargo build
 export PATH="${CARGO_TARGET_DIR:-$PWD/target}/${profile/dev/debug}:$PATH"
 work=$(mktemp -d)
 server=
-trap '[ -z "$server" ] || kill "$server" 2>/dev/null; rm -rf "$work"' EXIT
+trap '[ -z "$server" ] || kill "$server" 2>/dev/null || true; rm -rf "$work"' EXIT
 if [ -z "$container" ]; then
   container=$work/k3.waste
   waste-convert tests/models/k3-tales "$container" --effort fast -q
@@ -21,17 +21,17 @@ fi
 number() { sed -n "s/.*\"$1\":\([0-9]*\).*/\1/p"; }
 floor=$(waste-plan "$container" --ctx 1024 --json | number floor_bytes)
 
-waste-serve "$container" --port 0 --ctx 1024 --budget "$floor" --json >"$work/serve.json" 2>"$work/serve.log" &
+waste-serve "$container" --port 0 --model-id soak --ctx 1024 --json >"$work/serve.json" 2>"$work/serve.log" &
 server=$!
-until [ -s "$work/serve.json" ]; do
+until grep -q "ready.*}$" "$work/serve.json"; do
   kill -0 "$server" 2>/dev/null || { cat "$work/serve.log" >&2; exit 70; }
   sleep 0.2
 done
-address=$(sed -n 's/.*"addr":"\(http:\/\/\)\{0,1\}\([^"]*\)".*/\2/p' "$work/serve.json")
+address=$(sed -n 's/.*"addr":"\([^"]*\)".*/\1/p' "$work/serve.json")
 resident() { awk '/VmRSS/ {print $2}' "/proc/$server/status"; }
 ask() {
-  curl -sS --max-time 600 "http://$address/v1/completions" -H 'content-type: application/json' \
-    -d "{\"prompt\":\"The king $1\",\"max_tokens\":$2,\"temperature\":0}"
+  curl -sS --max-time 600 "$address/v1/completions" -H 'content-type: application/json' \
+    -d "{\"model\":\"soak\",\"prompt\":\"The king $1\",\"max_tokens\":$2,\"temperature\":0}"
 }
 
 end=$(($(date +%s) + $(awk "BEGIN {print int($hours * 3600)}")))
