@@ -172,7 +172,7 @@ fn every_key_is_listed_and_every_listed_key_is_there() {
     run("waste-bench", &[&[bench.as_str(), "--compare", "arith=exact,fast"][..], &work].concat(), &[0]);
     run("waste-bench", &[&["sweep", &bench, "--budget", "64MiB..80MiB", "--steps", "2"][..], &work].concat(), &[0, 1]);
     run("waste-bench", &["kernels", "--only", "rows_q4", "--rounds", "1", "--spread-mib", "8"], &[0]);
-    run("waste-bench", &["encode", "--vectors", "500", "--runs", "1"], &[0]);
+    run("waste-bench", &["encode", "--vectors", "1000", "--runs", "1"], &[0]);
     let trace = data("traces/kimi-linear-48b-300tok.jsonl");
     run("waste-bench", &["cache", "--trace", arg(&trace)], &[0]);
     let disk = ["disk", ".", "--size", "64MiB", "--record", "128KiB", "--depth", "1", "--seconds", "0.05"];
