@@ -41,7 +41,8 @@ fn hours(seconds: f64) -> String {
 fn tables() -> String {
     let mut text = String::new();
     let disks = DISKS.map(|gbps| format!("{gbps}")).join(" / ");
-    writeln!(text, "| model | RAM | | budget | a token needs | tokens/s at {disks} GB/s | `--budget max` |").unwrap();
+    writeln!(text, "| model | RAM | | budget | a token needs | tokens/s at {disks} GB/s | `--budget max` |")
+        .unwrap();
     writeln!(text, "|---|---|---|---|---|---|---|").unwrap();
     for (model, name) in MODELS {
         for ram in RAM_GIB {
@@ -62,10 +63,12 @@ fn tables() -> String {
             let all = if most["bytes_per_token"] == 0 { ", all experts" } else { "" };
             let most = if fits { format!("{}{all}", gib(&most["budget_bytes"])) } else { String::new() };
             let (budget, needs) = (gib(&first["budget_bytes"]), gib(&first["bytes_per_token"]));
-            writeln!(text, "| {name} | {ram} GiB | {word} | {budget} | {needs} | {rates} | {most} |").unwrap();
+            writeln!(text, "| {name} | {ram} GiB | {word} | {budget} | {needs} | {rates} | {most} |")
+                .unwrap();
         }
     }
-    writeln!(text, "\n| model | checkpoint | container | download at 1 Gbit/s | conversion, {CORES} cores |").unwrap();
+    writeln!(text, "\n| model | checkpoint | container | download at 1 Gbit/s | conversion, {CORES} cores |")
+        .unwrap();
     writeln!(text, "|---|---|---|---|---|").unwrap();
     for (model, name) in MODELS {
         let plan = plan(model, 128, "auto", 1.0).unwrap();
@@ -81,7 +84,13 @@ fn tables() -> String {
 
 /// Two digits that say something.
 fn places(rate: f64) -> String {
-    if rate < 1.0 { format!("{rate:.2}") } else if rate < 10.0 { format!("{rate:.1}") } else { format!("{rate:.0}") }
+    if rate < 1.0 {
+        format!("{rate:.2}")
+    } else if rate < 10.0 {
+        format!("{rate:.1}")
+    } else {
+        format!("{rate:.0}")
+    }
 }
 
 #[test]

@@ -12,7 +12,8 @@ use waste_tests::files::{Model, data};
 use waste_tests::tool::{Ran, arg, emulated, process, tool};
 
 fn document() -> String {
-    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/json.md")).unwrap();
+    let text =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/json.md")).unwrap();
     text.replace("\r\n", "\n")
 }
 
@@ -36,7 +37,10 @@ fn listed() -> BTreeMap<String, Keys> {
         assert!(["", "sometimes"].contains(&sometimes), "{line}");
         for key in keys.split('`').skip(1).step_by(2).flat_map(spelled_out) {
             let known = schemas.entry(schema.clone()).or_default();
-            assert!(known.insert(key, !sometimes.is_empty()).is_none() || schema == "errors", "twice: {line}");
+            assert!(
+                known.insert(key, !sometimes.is_empty()).is_none() || schema == "errors",
+                "twice: {line}"
+            );
         }
     }
     schemas
@@ -170,7 +174,11 @@ fn every_key_is_listed_and_every_listed_key_is_there() {
     run("waste-bench", &["synth", "tiny-linear", &bench], &[0]);
     let work = ["--runs", "1", "--prompt-tokens", "16", "-n", "8"];
     run("waste-bench", &[&[bench.as_str(), "--compare", "arith=exact,fast"][..], &work].concat(), &[0]);
-    run("waste-bench", &[&["sweep", &bench, "--budget", "64MiB..80MiB", "--steps", "2"][..], &work].concat(), &[0, 1]);
+    run(
+        "waste-bench",
+        &[&["sweep", &bench, "--budget", "64MiB..80MiB", "--steps", "2"][..], &work].concat(),
+        &[0, 1],
+    );
     run("waste-bench", &["kernels", "--only", "rows_q4", "--rounds", "1", "--spread-mib", "8"], &[0]);
     run("waste-bench", &["encode", "--vectors", "1000", "--runs", "1"], &[0]);
     let trace = data("traces/kimi-linear-48b-300tok.jsonl");
@@ -178,7 +186,8 @@ fn every_key_is_listed_and_every_listed_key_is_there() {
     let disk = ["disk", ".", "--size", "64MiB", "--record", "128KiB", "--depth", "1", "--seconds", "0.05"];
     run("waste-bench", &disk, &[0, 1]);
 
-    let chat = Ran::of(tool("waste-run").args(["chat", model.arg(), "-n", "6", "--json"]).write_stdin("Hello\n"));
+    let chat =
+        Ran::of(tool("waste-run").args(["chat", model.arg(), "-n", "6", "--json"]).write_stdin("Hello\n"));
     seen.add(&chat, &[0]);
     let hub = waste_tests::hub::Hub::start("moonshotai/Kimi-K3");
     hub.commit(waste_tests::hub::k3_tales());
@@ -229,7 +238,8 @@ fn what_is_missing_on_either_side_is_found() {
     assert_eq!(spelled_out("a[].{b,c}"), ["a[].b", "a[].c"]);
     assert!(means("a.<x>.b", "a.y.b") && !means("a.<x>.b", "a.y.c") && !means("a", "a.b"));
     assert!(leads("a.<x>.b", "a.y") && leads("a[].b", "a") && !leads("ab.c", "a") && !leads("a.b", "a.b"));
-    let listed = BTreeMap::from([("s".to_owned(), Keys::from([("a".to_owned(), false), ("b".to_owned(), true)]))]);
+    let listed =
+        BTreeMap::from([("s".to_owned(), Keys::from([("a".to_owned(), false), ("b".to_owned(), true)]))]);
     let outcome = |keys: &[&str]| {
         let found = keys.iter().map(|key| (*key).to_owned()).collect();
         let seen = BTreeMap::from([("s".to_owned(), found)]);

@@ -83,7 +83,8 @@ fn the_scripts_it_names_exist() {
 
 #[test]
 fn every_link_leads_somewhere() {
-    let mut files: Vec<_> = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|name| root().join(name)).into();
+    let mut files: Vec<_> =
+        ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|name| root().join(name)).into();
     files.extend(std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path()));
     let mut links = 0;
     for file in files {

@@ -82,7 +82,11 @@ fn the_types_of_the_cache_of_latents_agree() {
     let logits = |kv: &str| {
         let args = ["eval", arg(&dir), TEXT, "--top", "20", "--ctx", "256", "--kv", kv];
         let top = told("waste-run", &args, "waste-run-eval/1")["top"].clone();
-        let top = top.as_array().unwrap().iter().map(|one| (one["id"].as_u64().unwrap(), one["prob"].as_f64().unwrap()));
+        let top = top
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| (one["id"].as_u64().unwrap(), one["prob"].as_f64().unwrap()));
         top.collect::<Vec<_>>()
     };
     let exact = logits("f32");
@@ -119,7 +123,11 @@ fn a_session_goes_on_with_the_same_text() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&file, bytes).unwrap();
-    Ran::error(&run("waste-run", [arg(&dir), "--session", arg(&file), "--ctx", "256", "--json"]), 3, "session_damaged");
+    Ran::error(
+        &run("waste-run", [arg(&dir), "--session", arg(&file), "--ctx", "256", "--json"]),
+        3,
+        "session_damaged",
+    );
 }
 
 #[test]

@@ -211,9 +211,11 @@ struct Request {
 /// # Safety
 /// As [`raw::read`]; pointers within are null or what the header says.
 unsafe fn request(options: *const Options) -> Result<Request, Fault> {
-    // SAFETY: the caller's promise, here and below.
+    // SAFETY: the caller's promise.
     let options = unsafe { raw::read(options, "the options")? };
+    // SAFETY: as above.
     let cpus = unsafe { raw::slice(options.cpus, options.cpu_count, "the list of CPUs")? };
+    // SAFETY: as above.
     let usage = unsafe { raw::optional_string(options.usage_path, "the path of the usage file")? };
     let count = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
     let or = |value: u64, default: usize| if value == 0 { default } else { count(value) };
@@ -304,10 +306,12 @@ fn plan_info(plan: &MemoryPlan) -> Plan {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn waste_plan(dir: *const c_char, options: *const Options, plan: *mut Plan) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         let dir = unsafe { raw::path(dir, "the model's directory")? };
+        // SAFETY: as above.
         let request = unsafe { request(options)? };
         let planned = plan::plan(&open::sizes(&dir)?, &request.plan, &Machine::probe()?)?;
+        // SAFETY: as above.
         unsafe { raw::fill(plan, &plan_info(&planned), "the plan") }
     })
 }
@@ -324,10 +328,13 @@ pub unsafe extern "C" fn waste_open(
     model: *mut *mut Model,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         unsafe { raw::put(model, std::ptr::null_mut(), "the place for the model")? };
+        // SAFETY: as above.
         let dir = unsafe { raw::path(dir, "the model's directory")? };
+        // SAFETY: as above.
         let opened = open(&dir, unsafe { request(options)? })?;
+        // SAFETY: as above.
         unsafe { raw::give(Model(Arc::new(opened)), model, "the place for the model") }
     })
 }
@@ -365,7 +372,7 @@ pub unsafe extern "C" fn waste_cancel(model: *const Model) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn waste_info(model: *const Model, info: *mut ModelInfo) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         let Opened { engine, tokenizer, stop_ids, .. } = &*unsafe { raw::handle(model, "the model")? }.0;
         let config = engine.config();
         let (params_total, params_active) = tensors::parameters(config);
@@ -391,6 +398,7 @@ pub unsafe extern "C" fn waste_info(model: *const Model, info: *mut ModelInfo) -
                 tokenizer.as_ref().and_then(Tokenizer::eos).or_else(|| stop_ids.first().copied()),
             ),
         };
+        // SAFETY: as above.
         unsafe { raw::fill(info, &found, "the model's info") }
     })
 }
@@ -402,7 +410,7 @@ pub unsafe extern "C" fn waste_info(model: *const Model, info: *mut ModelInfo) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn waste_model_stats(model: *const Model, stats: *mut Stats) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         let engine = &unsafe { raw::handle(model, "the model")? }.0.engine;
         let reads = engine.read_stats();
         let found = Stats {
@@ -416,6 +424,7 @@ pub unsafe extern "C" fn waste_model_stats(model: *const Model, stats: *mut Stat
             stall_nanos: reads.stall_nanos,
             direct_io: engine.direct_io().into(),
         };
+        // SAFETY: as above.
         unsafe { raw::fill(stats, &found, "the stats") }
     })
 }
@@ -428,8 +437,9 @@ pub unsafe extern "C" fn waste_model_stats(model: *const Model, stats: *mut Stat
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn waste_save_usage(model: *const Model, path: *const c_char) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         let opened = &unsafe { raw::handle(model, "the model")? }.0;
+        // SAFETY: as above.
         let path = unsafe { raw::path(path, "the path of the usage file")? };
         let Some(manifest) = &opened.manifest else {
             return Err(Fault::usage("usage files are for containers, and this is a checkpoint"));
@@ -455,9 +465,11 @@ pub unsafe extern "C" fn waste_tokenize(
     count: *mut usize,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         let tokenizer = unsafe { raw::handle(model, "the model")? }.0.tokenizer()?;
+        // SAFETY: as above.
         let tokens = tokenizer.encode(unsafe { raw::text(text, length, "the text")? });
+        // SAFETY: as above.
         unsafe { raw::put_all(&tokens, ids, capacity, count) }
     })
 }
@@ -476,9 +488,11 @@ pub unsafe extern "C" fn waste_tokenize_markup(
     count: *mut usize,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         let tokenizer = unsafe { raw::handle(model, "the model")? }.0.tokenizer()?;
+        // SAFETY: as above.
         let tokens = tokenizer.encode_markup(unsafe { raw::text(text, length, "the markup")? });
+        // SAFETY: as above.
         unsafe { raw::put_all(&tokens, ids, capacity, count) }
     })
 }
@@ -498,9 +512,11 @@ pub unsafe extern "C" fn waste_detokenize(
     length: *mut usize,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         let tokenizer = unsafe { raw::handle(model, "the model")? }.0.tokenizer()?;
+        // SAFETY: as above.
         let bytes = tokenizer.decode(unsafe { raw::slice(ids, count, "the ids")? })?;
+        // SAFETY: as above.
         unsafe { raw::put_all(&bytes, text.cast::<u8>(), capacity, length) }
     })
 }

@@ -110,19 +110,23 @@ pub type OnText =
 /// # Safety
 /// As [`raw::read`]; pointers within are null or what the header says.
 pub unsafe fn request(params: *const Params, model: &Opened) -> Result<(Request, bool), Fault> {
-    // SAFETY: the caller's promise, here and below.
+    // SAFETY: the caller's promise.
     let params = unsafe { raw::read(params, "the parameters")? };
+    // SAFETY: as above.
     let stops = unsafe { raw::slice(params.stops, params.stop_count, "the stop texts")? };
     let stops = stops.iter().map(|stop| {
         // SAFETY: as above.
         unsafe { raw::text(stop.bytes, stop.length, "a stop text") }.map(str::to_owned)
     });
     let stop = stops.collect::<Result<_, _>>()?;
+    // SAFETY: as above.
     let mut stop_ids = unsafe { raw::slice(params.stop_ids, params.stop_id_count, "the stop ids")? }.to_vec();
     if params.ignore_end == 0 {
         stop_ids.extend(&model.stop_ids);
     }
+    // SAFETY: as above.
     let schema = unsafe { raw::optional_text(params.json_schema, "the JSON schema")? };
+    // SAFETY: as above.
     let grammar = unsafe { raw::optional_text(params.grammar, "the grammar")? };
     let vocab = model.engine.config().vocab;
     let request = Request {

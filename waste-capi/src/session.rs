@@ -125,8 +125,9 @@ impl Listener for Teller<'_> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn waste_session_open(model: *const Model, session: *mut *mut Session) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         unsafe { raw::put(session, std::ptr::null_mut(), "the place for the session")? };
+        // SAFETY: as above.
         let model = Arc::clone(&unsafe { raw::handle(model, "the model")? }.0);
         let inner = Inner {
             state: model.engine.session()?,
@@ -138,6 +139,7 @@ pub unsafe extern "C" fn waste_session_open(model: *const Model, session: *mut *
             ended: false,
         };
         let opened = Session { model, inner: Mutex::new(inner) };
+        // SAFETY: as above.
         unsafe { raw::give(opened, session, "the place for the session") }
     })
 }
@@ -180,8 +182,9 @@ pub unsafe extern "C" fn waste_session_tokens(
     count: *mut usize,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         let inner = unsafe { raw::handle(session, "the session")? }.inner()?;
+        // SAFETY: as above.
         unsafe { raw::put_all(&inner.tokens, ids, capacity, count) }
     })
 }
@@ -193,8 +196,9 @@ pub unsafe extern "C" fn waste_session_tokens(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn waste_session_save(session: *const Session, path: *const c_char) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         let session = unsafe { raw::handle(session, "the session")? };
+        // SAFETY: as above.
         let path = unsafe { raw::path(path, "the path of the session")? };
         session.inner()?.save(&session.model, &path)
     })
@@ -208,8 +212,9 @@ pub unsafe extern "C" fn waste_session_save(session: *const Session, path: *cons
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn waste_session_load(session: *mut Session, path: *const c_char) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         let session = unsafe { raw::handle(session, "the session")? };
+        // SAFETY: as above.
         let path = unsafe { raw::path(path, "the path of the session")? };
         session.inner()?.load(&session.model, &path)
     })
@@ -231,8 +236,9 @@ pub unsafe extern "C" fn waste_eval(
     capacity: usize,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         let session = unsafe { raw::handle(session, "the session")? };
+        // SAFETY: as above.
         let ids = unsafe { raw::slice(ids, count, "the ids")? };
         let (engine, mut inner) = (&session.model.engine, session.inner()?);
         let vocab = engine.config().vocab;
@@ -257,6 +263,7 @@ pub unsafe extern "C" fn waste_eval(
         }
         outcome?;
         let mut put = 0;
+        // SAFETY: as above.
         unsafe { raw::put_all(&last, logits, capacity, &mut put) }
     })
 }
@@ -279,11 +286,13 @@ pub unsafe extern "C" fn waste_generate(
     outcome: *mut Outcome,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         let session = unsafe { raw::handle(session, "the session")? };
+        // SAFETY: as above.
         let ids = unsafe { raw::slice(ids, count, "the ids")? };
         let (model, mut inner) = (&*session.model, session.inner()?);
         let inner = &mut *inner;
+        // SAFETY: as above.
         let (mut request, seeded) = unsafe { params::request(params, model)? };
         request.prompt = inner.pending(ids);
         if let Some(sampler) = inner.sampler.clone().filter(|_| !seeded) {
@@ -315,6 +324,7 @@ pub unsafe extern "C" fn waste_generate(
         if outcome.is_null() {
             return Ok(());
         }
+        // SAFETY: as above.
         unsafe { raw::fill(outcome, &Outcome::of(&written, request.prompt.len()), "the outcome") }
     })
 }
