@@ -26,7 +26,7 @@ fn question(i: usize) -> Value {
     let text = format!("Tell me of number {i}. {}", "It was a fine day. ".repeat(i * 11 % 60));
     let mut body = json!({
         "model": "m", "messages": [{"role": "user", "content": text}], "seed": i, "temperature": 0.8,
-        "max_tokens": 20 + i, "thinking": i % 5 == 0,
+        "max_tokens": 20 + i, "thinking": i.is_multiple_of(5),
     });
     match i % 4 {
         1 => body["frequency_penalty"] = json!(0.6),
@@ -84,12 +84,12 @@ fn sixteen_clients_for_two_minutes() {
         for client in 0..CLIENTS {
             let (serving, questions, alone, count) = (&serving, &questions, &alone, &count);
             scope.spawn(move || {
-                for turn in 0.. {
+                for turn in 0usize.. {
                     if start.elapsed() > TIME {
                         break;
                     }
                     let i = (client * 7 + turn * 5) % QUESTIONS;
-                    if (client + turn) % 9 == 0 {
+                    if (client + turn).is_multiple_of(9) {
                         let mut body = questions[i].clone();
                         body["stream"] = true.into();
                         let mut some = [0; 700];
