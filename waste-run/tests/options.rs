@@ -124,6 +124,11 @@ fn a_plan_is_followed_and_options_override_it() {
     };
     assert_eq!(report(&[]), (64, 40 << 20));
     assert_eq!(report(&["--ctx", "32", "--budget", "41MiB"]), (32, 41 << 20));
+    // Memory for images is of the budget, whether they come or not.
+    let images = json!({"container": "elsewhere", "vision": true, "budget_bytes": 1 << 20});
+    std::fs::write(&file, images.to_string()).unwrap();
+    let error = with("", CONTAINER, &["hi", "--plan", arg(&file), "--json"]).error(4, "budget_below_floor");
+    assert!(error["floor_bytes"].as_u64().unwrap() > 64 << 20, "{error}");
     let refused = |plan: Value, exit| {
         std::fs::write(&file, plan.to_string()).unwrap();
         with("", CONTAINER, &["hi", "--plan", arg(&file), "--json"]).exits(exit);
@@ -131,7 +136,6 @@ fn a_plan_is_followed_and_options_override_it() {
     refused(json!({"container": "k", "fits": false}), 1);
     refused(json!({"container": "k", "ctx": "many"}), 3);
     refused(json!({"container": "k", "kv": "bf16"}), 3);
-    refused(json!({"container": "k", "vision": true}), 2);
     refused(json!([]), 3);
     with("", CONTAINER, &["hi", "--plan", arg(&home.path().join("none")), "--json"]).exits(3);
 }
