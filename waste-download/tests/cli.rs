@@ -413,6 +413,7 @@ fn files_come_in_the_order_that_is_asked_for() {
     let order = case.dir.path().join("order");
     fs::write(&order, "c\nunknown\na\n").unwrap();
     let fetched = || -> Vec<String> {
+        case.hub.settle();
         let requests = case.hub.requests();
         requests.into_iter().filter(|request| request.cdn).filter_map(|request| request.file).collect()
     };
@@ -441,6 +442,7 @@ fn the_order_may_change_while_files_come() {
     }
     fs::write(&order, "d\nb\n").unwrap();
     assert!(child.wait().unwrap().success());
+    case.hub.settle();
     let requests = case.hub.requests().into_iter();
     let fetched: Vec<String> =
         requests.filter(|request| request.cdn).filter_map(|request| request.file).collect();
