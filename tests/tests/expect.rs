@@ -14,9 +14,8 @@ const MODELS: [(&str, &str); 2] = [("kimi-k3", "Kimi K3"), ("kimi-linear-48b", "
 const RAM_GIB: [u64; 5] = [16, 32, 64, 96, 128];
 /// 10^9 bytes a second: a USB or network disk, a SATA or older NVMe one, a usual one, the fastest.
 const DISKS: [f64; 4] = [1.0, 3.0, 7.0, 12.0];
-/// Vectors of 8 weights that a core with AVX-512 encodes a second at the default effort; see the README's table of
-/// encoders.
-const VECTORS_PER_SECOND: f64 = 1.7e6;
+/// Vectors of 8 weights that a core with AVX-512 encodes a second at the default effort; see docs/encoders.md.
+const VECTORS_PER_SECOND: f64 = 2.3e6;
 const CORES: f64 = 8.0;
 /// Bytes a second of a line of 1 Gbit/s.
 const LINE: f64 = 125e6;
