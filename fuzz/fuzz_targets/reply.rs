@@ -41,7 +41,7 @@ fuzz_target!(|data: &[u8]| {
     let mut bytewise = format.reply(&prompt, format.stop_ids(), stop());
     for run in data.chunk_by(|a, b| *a < 0xf8 && *b < 0xf8) {
         match run {
-            [marker @ 0xf8..] => {
+            [marker] if *marker >= 0xf8 => {
                 let Some(id) = tokenizer.special_id(MARKERS[usize::from(marker - 0xf8)]) else { continue };
                 drop(whole.push_special(id));
                 drop(bytewise.push_special(id));
