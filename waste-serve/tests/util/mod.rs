@@ -186,10 +186,10 @@ pub struct Strings {
 }
 
 impl Strings {
-    /// Lets it go on so many steps with this text.
+    /// Lets it go on so many steps with this text; one that has ended needs none.
     pub fn pull(&self, steps: usize, text: &'static str) {
         for _ in 0..steps {
-            self.steps.send(Step::Text(text)).unwrap();
+            let _ = self.steps.send(Step::Text(text));
         }
     }
 
