@@ -37,10 +37,10 @@ mkdir -p "$work" "$(dirname "$container")"
 
 say "plan: the configuration first, a few megabytes"
 waste-download "$repo" --dest "$checkpoint" --exclude '*.safetensors' --exclude '*.bin' "$@" >/dev/null
-# Exit 4 if it does not fit, before anything large is fetched.
+# Exit 4 if it does not fit, 1 if the machine would page: before anything large is fetched.
 waste-plan "$checkpoint/config.json" --ram "$ram" --ctx "$ctx" --json > "$plan.tmp" || {
   code=$?; rm -f "$plan.tmp"
-  [ $code != 4 ] || say "it does not fit into $ram: nothing large was downloaded"
+  case $code in 1 | 4) say "it does not fit into $ram: nothing large was downloaded" ;; esac
   exit $code
 }
 

@@ -38,6 +38,12 @@ fn a_machine_is_provisioned() {
 
     // What does not fit is not even downloaded.
     provision(&hub, dir.path(), &["--ram", "1MiB"]).exits(4);
+    // Nor what would page.
+    let config = waste_tests::files::data("models/k3-tales/config.json");
+    let plan = run("waste-plan", [config.to_str().unwrap(), "--ram", "1GiB", "--json"]).done();
+    let floor = plan.json("waste-plan/1")["floor_bytes"].as_u64().unwrap();
+    let ran = provision(&hub, dir.path(), &["--ram", &(floor + floor / 20).to_string()]).exits(1);
+    assert!(ran.stderr.contains("it does not fit"), "{}", ran.stderr);
     assert_eq!(large(&hub), 0);
     provision(&hub, dir.path(), &[]).exits(2);
 
