@@ -167,6 +167,7 @@ impl Sequence {
     /// Queues the rows of an image, [rows, hidden]: each media placeholder that comes along takes the next one in
     /// place of its embedding, in a prompt as well as token by token.
     pub fn queue_image(&mut self, rows: &[f32]) {
+        self.image_rows.reserve_exact(rows.len());
         self.image_rows.extend(rows);
     }
 

@@ -266,12 +266,11 @@ pub(super) fn vision_bytes(vision: &Vision, tower_bytes: u64, threads: u64) -> u
     /// Largest encoded image, and largest decoded one.
     const ENCODED: u128 = 20 << 20;
     const DECODED: u128 = 64 << 20;
-    /// `max_patches` of vision.json, and the most that padding makes of them (a narrow image).
-    const PATCHES: u128 = 1024;
+    /// The most that padding makes of the 1024 patches of vision.json (a narrow image).
     const PADDED: u64 = 2048;
-    /// Images of a request, whose embeddings wait for the decoder.
+    /// Images of a request or a conversation, whose embeddings wait for the decoder, each as many as padding makes them.
     const IMAGES: u128 = 16;
-    let queued = 4 * IMAGES * PATCHES / 4 * vision.text_hidden as u128;
+    let queued = 4 * IMAGES * u128::from(PADDED) / 4 * vision.text_hidden as u128;
     // A decoder keeps a copy of the file; it and its pixels take up to four times the decoded image. Before the tower
     // begins, only the patches are left.
     let decoding = ENCODED + 4 * DECODED;
