@@ -177,4 +177,7 @@ fn what_cannot_be_seen_is_refused() {
     with("", GOLDEN, &["--ids", "1,2", "--image", &image, "--json", "-q"]).error(3, "no_placeholder");
     let ran = chat(&format!("/image {image}\n"), &["-q"]);
     ran.error(3, "vision_disabled");
+    let model = data(GOLDEN);
+    let raw = ["chat", arg(&model), "--raw", "--image", &image, "--json", "-q"];
+    Ran::of(tool("waste-run").args(raw).write_stdin("")).error(2, "usage");
 }

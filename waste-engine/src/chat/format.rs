@@ -103,6 +103,11 @@ impl ChatFormat {
         matches!(self.syntax, Syntax::Xtml(_) | Syntax::Turns(_))
     }
 
+    /// Whether a message can have images.
+    pub fn takes_images(&self) -> bool {
+        matches!(self.syntax, Syntax::Xtml(_))
+    }
+
     /// The ids that end an answer in this format, ascending; a model's configurations may name more.
     pub fn stop_ids(&self) -> &[u32] {
         &self.stop_ids

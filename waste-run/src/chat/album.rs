@@ -4,6 +4,7 @@ use std::path::Path;
 
 use waste_common::cli::{Failure, Output};
 use waste_engine::Engine;
+use waste_engine::chat::ChatFormat;
 use waste_engine::vision::Vision;
 
 use super::conversation::{Attached, Conversation};
@@ -21,10 +22,18 @@ impl Album {
     /// Makes the plan count images, if they are asked for.
     ///
     /// # Errors
-    /// The model takes none.
-    pub fn open(args: &ChatArgs, found: &mut Found, dir: &Path) -> Result<Album, Failure> {
+    /// The model takes none, or its chat format does not.
+    pub fn open(
+        args: &ChatArgs,
+        format: &ChatFormat,
+        found: &mut Found,
+        dir: &Path,
+    ) -> Result<Album, Failure> {
         if args.vision || !args.images.images.is_empty() {
             found.count_images();
+        }
+        if found.vision() && !format.takes_images() {
+            return Err(Failure::usage("the chat format has no place for images; without --raw, K3's has"));
         }
         let reader = match found.vision() {
             true => Some(Reader::open(dir, found.config(), &args.images)?),

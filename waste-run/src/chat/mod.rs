@@ -76,14 +76,14 @@ pub fn run(args: ChatArgs, output: &Output) -> Result<Exit, Failure> {
     }
     let model = resolve_model(&args.model)?;
     let mut found = open::find(&model, &args.open, output)?;
-    let mut album = Album::open(&args, &mut found, model.path())?;
-    let given = args.images.images.iter().map(|path| album.look(path));
-    let given = given.collect::<Result<Vec<_>, Failure>>()?;
     let tokenizer = Tokenizer::open(model.path())?;
     let format = match args.raw {
         true => ChatFormat::raw(&tokenizer),
         false => ChatFormat::find(model.path(), &tokenizer, args.chat_format)?,
     };
+    let mut album = Album::open(&args, &format, &mut found, model.path())?;
+    let given = args.images.images.iter().map(|path| album.look(path));
+    let given = given.collect::<Result<Vec<_>, Failure>>()?;
     let settings = Settings {
         sampler: sampling::options(&args.sampling),
         mask: sampling::mask(&args.sampling, found.config(), &tokenizer),
