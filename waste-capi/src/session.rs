@@ -89,21 +89,21 @@ impl Inner {
 }
 
 /// Hands text to the callback, and keeps what the session needs.
-struct Teller<'a> {
-    model: &'a Opened,
+struct Teller {
     on_text: OnText,
     user: *mut c_void,
     tokens: Vec<u32>,
     sampler: Option<SamplerState>,
 }
 
-impl Listener for Teller<'_> {
+impl Listener for Teller {
     fn text(&mut self, text: &str) -> Result<(), EngineError> {
         if let Some(on_text) = self.on_text {
             // SAFETY: a function of this type, with the pointer that goes with it, as the caller promises.
             let stop = unsafe { on_text(self.user, text.as_ptr().cast(), text.len()) };
+            // This answer alone: other sessions of the model may be writing too.
             if stop != 0 {
-                self.model.cancelled.store(true, Ordering::Relaxed);
+                return Err(EngineError::Interrupted);
             }
         }
         Ok(())
@@ -303,7 +303,7 @@ pub unsafe extern "C" fn waste_generate(
         EngineError::check_tokens(&request.prompt, position, engine.ctx(), engine.config().vocab)?;
         inner.state.check_intact()?;
 
-        let mut teller = Teller { model, on_text, user, tokens: Vec::new(), sampler: None };
+        let mut teller = Teller { on_text, user, tokens: Vec::new(), sampler: None };
         inner.tokens.extend(ids);
         // Without new tokens an answer that was stopped goes on.
         if !ids.is_empty() || inner.left == 0 {

@@ -41,7 +41,8 @@ pub struct Begun {
 
 /// Who is told what a generation does.
 pub trait Listener {
-    /// Text that is certain. An error ends the generation.
+    /// Text that is certain. [`EngineError::Interrupted`] ends the generation as a cancellation does, and no other one of
+    /// the engine; any other error ends it as a failure.
     fn text(&mut self, text: &str) -> Result<(), EngineError>;
 
     /// A place to save the session at: between chunks of the prompt, after each token, and at the end. The session's
@@ -176,7 +177,12 @@ pub fn generate(
     generation.prefill_seconds = start.elapsed().as_secs_f64();
     let start = Instant::now();
     loop {
-        show(&mut decoding, &mut generation.text, listener)?;
+        if stopped(show(&mut decoding, &mut generation.text, listener))? {
+            decoding.cut(Finish::Cancelled);
+            // What was held back belongs to the text too.
+            stopped(show(&mut decoding, &mut generation.text, listener))?;
+            break;
+        }
         let Some(token) = next else { break };
         if session.position() == engine.ctx() {
             decoding.cut(Finish::Context);
@@ -195,6 +201,14 @@ pub fn generate(
     }
     generation.decode_seconds = start.elapsed().as_secs_f64();
     Ok(generation)
+}
+
+/// Whether the listener wants no more.
+fn stopped(shown: Result<(), EngineError>) -> Result<bool, EngineError> {
+    match shown {
+        Err(EngineError::Interrupted) => Ok(true),
+        outcome => outcome.map(|()| false),
+    }
 }
 
 fn show(

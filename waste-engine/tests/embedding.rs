@@ -7,9 +7,11 @@ mod common;
 mod embed;
 
 use std::path::Path;
-use std::sync::Barrier;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier};
 
-use waste_engine::{Engine, EngineOptions, Session, Wanted};
+use waste_engine::tokenizer::Tokenizer;
+use waste_engine::{Engine, EngineError, EngineOptions, Finish, Request, Session, Wanted, generate};
 
 #[test]
 fn the_example_runs() {
@@ -35,6 +37,31 @@ fn the_example_runs() {
         tell().lines().skip(1).take(6).collect::<Vec<_>>(),
         text.lines().skip(1).take(6).collect::<Vec<_>>()
     );
+}
+
+#[test]
+fn a_listener_stops_its_own_answer_alone() {
+    let options = EngineOptions { ctx: 64, threads: 1, ..EngineOptions::default() };
+    let cancelled = Arc::clone(&options.cancelled);
+    let engine = Engine::open(&common::path("models/k3-tales"), options).unwrap();
+    let tokenizer = Tokenizer::open(&common::path("models/k3-tales")).unwrap();
+    let write = |session: &mut Session, prompt: Vec<u32>, max_tokens, stop: bool| {
+        let request = Request { prompt, max_tokens, ..Request::default() };
+        let mut listener = |_: &str| if stop { Err(EngineError::Interrupted) } else { Ok(()) };
+        generate(&engine, session, Some(&tokenizer), &request, &mut listener).unwrap()
+    };
+    let prompt = tokenizer.encode("The king");
+    let whole = write(&mut engine.session().unwrap(), prompt.clone(), 8, false);
+
+    let mut session = engine.session().unwrap();
+    let first = write(&mut session, prompt.clone(), 8, true);
+    assert_eq!((first.finish, cancelled.load(Ordering::Relaxed)), (Finish::Cancelled, false));
+    assert!(!first.tokens.is_empty() && first.tokens.len() < 8);
+    // Its state is that of its text: what has not gone through the model yet comes first.
+    let all = [prompt, first.tokens.clone()].concat();
+    let left = all[session.position()..].to_vec();
+    let rest = write(&mut session, left, 8 - first.tokens.len(), false);
+    assert_eq!([first.tokens, rest.tokens].concat(), whole.tokens);
 }
 
 /// The logits of a text, token by token.
