@@ -464,14 +464,8 @@ pub unsafe extern "C" fn waste_tokenize(
     capacity: usize,
     count: *mut usize,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the caller's promise.
-        let tokenizer = unsafe { raw::handle(model, "the model")? }.0.tokenizer()?;
-        // SAFETY: as above.
-        let tokens = tokenizer.encode(unsafe { raw::text(text, length, "the text")? });
-        // SAFETY: as above.
-        unsafe { raw::put_all(&tokens, ids, capacity, count) }
-    })
+    // SAFETY: the caller's promise.
+    guard(|| unsafe { encode(Tokenizer::encode, model, text, length, ids, capacity, count) })
 }
 
 /// The same of markup: names of control tokens in it become those. Never for what a user wrote.
@@ -487,14 +481,29 @@ pub unsafe extern "C" fn waste_tokenize_markup(
     capacity: usize,
     count: *mut usize,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the caller's promise.
-        let tokenizer = unsafe { raw::handle(model, "the model")? }.0.tokenizer()?;
-        // SAFETY: as above.
-        let tokens = tokenizer.encode_markup(unsafe { raw::text(text, length, "the markup")? });
-        // SAFETY: as above.
-        unsafe { raw::put_all(&tokens, ids, capacity, count) }
-    })
+    // SAFETY: the caller's promise.
+    guard(|| unsafe { encode(Tokenizer::encode_markup, model, text, length, ids, capacity, count) })
+}
+
+/// Encodes a text one way or the other.
+///
+/// # Safety
+/// As [`raw::handle`], [`raw::text`] and [`raw::put_all`].
+unsafe fn encode(
+    encode: fn(&Tokenizer, &str) -> Vec<u32>,
+    model: *const Model,
+    text: *const c_char,
+    length: usize,
+    ids: *mut u32,
+    capacity: usize,
+    count: *mut usize,
+) -> Result<(), Fault> {
+    // SAFETY: the caller's promise.
+    let tokenizer = unsafe { raw::handle(model, "the model")? }.0.tokenizer()?;
+    // SAFETY: as above.
+    let tokens = encode(tokenizer, unsafe { raw::text(text, length, "the text")? });
+    // SAFETY: as above.
+    unsafe { raw::put_all(&tokens, ids, capacity, count) }
 }
 
 /// Decodes ids: up to `capacity` bytes go to `text`, without a zero at the end, and `*length` says how many there are.

@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 use waste_common::cli::Failure;
 use waste_engine::chat::{ChatError, ChatFormat, Effort};
 use waste_engine::grammar::{GrammarError, Grammars};
-use waste_engine::sampler::{Mask, SamplerOptions};
+use waste_engine::sampler::SamplerOptions;
 use waste_engine::tokenizer::Tokenizer;
 
 use crate::access::Access;
@@ -151,9 +151,7 @@ impl Service {
     ) -> Result<(Arc<Service>, Working), Failure> {
         let Facts { tokenizer, format, vocab, ctx, stop_ids, fingerprint, budget_bytes } = facts;
         let tokenizer = Arc::new(tokenizer);
-        let mut mask = Mask::without(vocab, &tokenizer.banned_in_text());
-        // Ids beyond the tokenizer have no text.
-        (tokenizer.vocab_size()..vocab as u32).for_each(|id| mask.ban(id));
+        let mask = tokenizer.text_mask(vocab);
         let closed_mask = tokenizer.special_id("<|open|>").map(|open| {
             let mut mask = mask.clone();
             mask.ban(open);
