@@ -10,6 +10,7 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 use waste_common::error::{Coded, Exit};
 
+use crate::chat::{ResponseFormat, Style};
 use crate::sampler::{Mask, SamplerError, TokenConstraint};
 use crate::tokenizer::Tokenizer;
 
@@ -131,6 +132,20 @@ impl Grammars {
         }
         let schema = serde_json::from_str(schema).map_err(|error| refused(error.to_string()))?;
         self.json_schema(&schema)
+    }
+
+    /// The form of an answer, if it has one.
+    ///
+    /// # Errors
+    /// As of [`json_schema_text`](Self::json_schema_text).
+    pub fn response_format(&self, format: &ResponseFormat) -> Result<Option<Constraint>, GrammarError> {
+        match format {
+            ResponseFormat::Text => Ok(None),
+            ResponseFormat::JsonObject => self.json_object().map(Some),
+            ResponseFormat::JsonSchema(schema) => {
+                self.json_schema_text(&schema.text(Style::Compact)).map(Some)
+            }
+        }
     }
 
     /// Text that a grammar in a variant of Lark's syntax describes; it begins at `start`.

@@ -136,12 +136,9 @@ pub struct RunArgs {
     /// Also save it while writing, every so many minutes (0.5 is half a minute; 0 after each token)
     #[arg(long, value_name = "MINUTES", requires = "session", value_parser = minutes, allow_negative_numbers = true, help_heading = "Sessions")]
     pub autosave: Option<Duration>,
-    /// Write JSON that this schema describes, and nothing else
-    #[arg(long, value_name = "FILE", help_heading = "Sampling")]
-    pub json_schema: Option<PathBuf>,
-    /// Write text that this grammar describes (Lark's syntax, from `start`), and nothing else
-    #[arg(long, value_name = "FILE", conflicts_with = "json_schema", help_heading = "Sampling")]
-    pub grammar: Option<PathBuf>,
+    /// Form
+    #[command(flatten)]
+    pub form: FormArgs,
     /// Images
     #[command(flatten)]
     pub images: ImageArgs,
@@ -162,6 +159,17 @@ pub struct ImageArgs {
     /// Patches of 14 x 14 pixels an image is shrunk to; four of them take one token [default: 1024]
     #[arg(long, value_name = "N", value_parser = patches, allow_negative_numbers = true, help_heading = "Images")]
     pub max_patches: Option<usize>,
+}
+
+/// What a text or an answer has to be; thinking is free.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct FormArgs {
+    /// Write JSON that this schema describes, and nothing else
+    #[arg(long, value_name = "FILE", help_heading = "Sampling")]
+    pub json_schema: Option<PathBuf>,
+    /// Write text that this grammar describes (Lark's syntax, from `start`), and nothing else
+    #[arg(long, value_name = "FILE", conflicts_with = "json_schema", help_heading = "Sampling")]
+    pub grammar: Option<PathBuf>,
 }
 
 /// How tokens are chosen.
@@ -261,6 +269,9 @@ pub struct ChatArgs {
     /// Most tokens of an answer, its thinking included [default: as the context allows]
     #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = number::<usize>, allow_negative_numbers = true, help_heading = "Sampling")]
     pub tokens: Option<usize>,
+    /// Form
+    #[command(flatten)]
+    pub form: FormArgs,
     /// Sampling
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -275,7 +286,7 @@ pub struct BatchArgs {
     /// A container or a checkpoint directory
     pub model: PathBuf,
     /// The questions, a JSON object a line: `id`, and `messages` (as the OpenAI API has them) or `prompt`; `max_tokens`,
-    /// `effort`, `temperature`, `seed` and the like take the place of the options
+    /// `effort`, `temperature`, `seed`, `response_format` and the like take the place of the options
     #[arg(value_name = "IN.jsonl")]
     pub input: PathBuf,
     /// Where answers go, a line each, as soon as they are complete; those that are there are kept
@@ -294,6 +305,9 @@ pub struct BatchArgs {
     /// Most tokens of an answer, its thinking included [default: as the context allows]
     #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = number::<usize>, allow_negative_numbers = true, help_heading = "Sampling")]
     pub tokens: Option<usize>,
+    /// Form
+    #[command(flatten)]
+    pub form: FormArgs,
     /// Sampling
     #[command(flatten)]
     pub sampling: SamplingArgs,

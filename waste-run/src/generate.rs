@@ -8,6 +8,7 @@ use waste_engine::tokenizer::{Tokenizer, TokenizerError};
 use waste_engine::{EngineError, Finish, Listener, Request, Session, SoFar};
 
 use crate::args::{RunArgs, TextArgs};
+use crate::form::{Form, Forms};
 use crate::images::Given;
 use crate::input;
 use crate::open::{self, size};
@@ -104,13 +105,20 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
     let start = saved.as_ref().map_or(0, |saved| saved.text().tokens.len());
     let places = images.places(&prompt, found.config(), start)?;
     let mut going = Going::new(&args, saved, prompt)?;
+    let form = match &tokenizer {
+        Some(tokenizer) => Forms::new(tokenizer, found.config().vocab).by_options(&args.form)?,
+        None if args.form.json_schema.is_some() || args.form.grammar.is_some() => {
+            return Err(Failure::usage("a grammar needs a text, and there is no tokenizer"));
+        }
+        None => Form::default(),
+    };
     let mut request = Request {
         max_tokens: going.max_tokens,
         sampler: sampling::options(&args.sampling),
         stop: args.sampling.stop.clone(),
         stop_ids: sampling::stop_ids(found.config(), tokenizer.as_ref(), model.path())?,
         prompt: going.pending.clone(),
-        constraint: sampling::constraint(&args, found.config(), tokenizer.as_ref())?,
+        constraint: form.kept,
         begun: going.begun.clone(),
         ..Request::default()
     };

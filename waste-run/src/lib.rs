@@ -6,6 +6,7 @@ pub mod args;
 mod batch;
 mod chat;
 mod eval;
+mod form;
 mod generate;
 mod images;
 mod info;

@@ -5,12 +5,10 @@ use std::path::Path;
 use waste_common::cli::Failure;
 use waste_common::config::ModelConfig;
 use waste_engine::defaults::Defaults;
-use waste_engine::grammar::Grammars;
-use waste_engine::sampler::{Mask, SamplerOptions, TokenConstraint};
+use waste_engine::sampler::{Mask, SamplerOptions};
 use waste_engine::tokenizer::Tokenizer;
 
-use crate::args::{RunArgs, SamplingArgs};
-use crate::input;
+use crate::args::SamplingArgs;
 
 /// The sampler's options.
 pub fn options(args: &SamplingArgs) -> SamplerOptions {
@@ -38,28 +36,4 @@ pub fn stop_ids(
     dir: &Path,
 ) -> Result<Vec<u32>, Failure> {
     Ok(Defaults::read(dir, config, tokenizer)?.stop_ids)
-}
-
-/// What the text has to keep to.
-pub fn constraint(
-    args: &RunArgs,
-    config: &ModelConfig,
-    tokenizer: Option<&Tokenizer>,
-) -> Result<Option<Box<dyn TokenConstraint>>, Failure> {
-    let Some(path) = args.json_schema.as_ref().or(args.grammar.as_ref()) else { return Ok(None) };
-    let Some(tokenizer) = tokenizer else {
-        return Err(Failure::usage("a grammar needs a text, and there is no tokenizer"));
-    };
-    let content = input::from_file(path)?;
-    let grammars = Grammars::new(tokenizer, config.vocab)?;
-    let constraint = match args.json_schema {
-        Some(_) => grammars.json_schema_text(&content),
-        None => grammars.lark(&content),
-    };
-    let constraint = constraint.map_err(|error| {
-        let mut failure = Failure::from(error);
-        failure.message = format!("{}: {}", path.display(), failure.message);
-        failure
-    })?;
-    Ok(Some(Box::new(constraint)))
 }

@@ -214,6 +214,44 @@ fn what_cannot_be_answered_is_said_in_its_place() {
     queue.run("out.jsonl").done();
 }
 
+const SCHEMA: &str = r#"{"type":"object","properties":{"fox":{"enum":["red","grey"]},"age":{"type":"integer","minimum":0,
+    "maximum":99}},"required":["fox","age"],"additionalProperties":false}"#;
+
+fn is_a_fox(text: &Value) {
+    let fox: Value = serde_json::from_str(text.as_str().unwrap()).unwrap();
+    assert!(matches!(fox["fox"].as_str(), Some("red" | "grey")) && fox["age"].as_u64() < Some(100), "{fox}");
+    assert_eq!(fox.as_object().unwrap().len(), 2);
+}
+
+/// Several at a time; one goes on with a text, at a temperature at which it would say anything.
+#[test]
+fn answers_keep_to_a_schema() {
+    let schema: Value = serde_json::from_str(SCHEMA).unwrap();
+    let mut lines = questions(3, 500);
+    lines[1]["response_format"] = json!({"type": "text"});
+    lines[2]["response_format"] =
+        json!({"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": 7}}});
+    lines.push(json!({"id": "raw", "prompt": "Once", "temperature": 1.5, "response_format":
+        {"type": "json_schema", "json_schema": {"schema": schema}}}));
+    let queue = Queue::new(&lines);
+    fs::write(queue.file("fox.json"), SCHEMA).unwrap();
+    let form = queue.file("fox.json");
+    for parallel in ["1", "3"] {
+        queue.run_with(parallel, &["--json-schema", arg(&form), "--parallel", parallel]).done();
+    }
+    let answers = sorted(queue.answers("1"));
+    assert_eq!(answers, sorted(queue.answers("3")));
+    let of = |id: &str| answers.iter().find(|answer| answer["id"] == id).unwrap();
+    for answer in [of("q0"), of("raw")] {
+        is_a_fox(&answer["text"]);
+        assert_eq!(answer["finish_reason"], "stop");
+    }
+    // Thinking is free, and what says otherwise is not held to it.
+    assert!(!of("q0")["reasoning"].as_str().unwrap().is_empty());
+    assert!(serde_json::from_str::<Value>(of("q1")["text"].as_str().unwrap()).is_err());
+    assert_eq!(of("q2")["text"].as_str().unwrap().trim(), "7");
+}
+
 #[test]
 fn wrong_lines_are_named_before_anything_is_done() {
     let sound = questions(1, 4).remove(0);
@@ -230,6 +268,13 @@ fn wrong_lines_are_named_before_anything_is_done() {
         (json!({"id": "a", "prompt": "a", "stop": [""]}), "stop"),
         (json!({"id": "a", "messages": [{"role": "nobody"}]}), "role"),
         (json!({"id": "q0", "prompt": "a"}), "before"),
+        (json!({"id": "a", "prompt": "a", "response_format": {"type": "xml"}}), "response_format"),
+        (json!({"id": "a", "prompt": "a", "response_format": {"type": "json_schema"}}), "schema"),
+        (
+            json!({"id": "a", "prompt": "a", "response_format":
+                {"type": "json_schema", "json_schema": {"schema": {"type": "number", "not": {}}}}}),
+            "response_format",
+        ),
         (json!({"id": "a", "messages": [{"role": "user", "content": "a"}], "effort": "much"}), "effort"),
     ] {
         let queue = Queue::new(&[sound.clone(), wrong.clone()]);

@@ -353,3 +353,36 @@ mod signals {
         assert_eq!(wait(&mut child), Some(130));
     }
 }
+
+/// In each turn, thinking or not, and without a chat format; thinking itself is free, and at its limit it is ended.
+#[test]
+fn answers_keep_to_a_schema_or_a_grammar() {
+    let dir = tempfile::tempdir().unwrap();
+    let (schema, grammar) = (dir.path().join("schema.json"), dir.path().join("grammar.lark"));
+    std::fs::write(&schema, r#"{"enum":["a fox","an owl"]}"#).unwrap();
+    std::fs::write(&grammar, "start: \"It was \" /[a-z]{3,9}/ \".\"").unwrap();
+    let wild = ["--temp", "1.2", "--seed", "3", "-n", "200", "--json", "-q"];
+    let json = ["--json-schema", arg(&schema)];
+    let lines = "Who was it?\nAnd who else?\n";
+    for (args, thinks) in [(&["--max-think", "30"][..], true), (&["--no-thinking"], false)] {
+        let found = answers(&chat(TALES, lines, &[&wild[..], &json, args].concat()).done());
+        assert_eq!(found.len(), 2);
+        for answer in found {
+            assert!(matches!(answer["text"].as_str(), Some("\"a fox\"" | "\"an owl\"")), "{answer}");
+            assert_eq!(answer["finish_reason"], "stop", "{answer}");
+            assert_eq!(!answer["reasoning"].as_str().unwrap().is_empty(), thinks, "{answer}");
+        }
+    }
+    for args in [&["--raw"][..], &["--no-thinking"], &["--raw", "--stop", ".\n"]] {
+        let args = [&wild[..], &["--grammar", arg(&grammar)], args].concat();
+        for answer in answers(&chat(TALES, lines, &args).done()) {
+            let text = answer["text"].as_str().unwrap();
+            let word = text.strip_prefix("It was ").and_then(|text| text.strip_suffix('.')).unwrap_or("");
+            assert!(
+                (3..=9).contains(&word.len()) && word.bytes().all(|b| b.is_ascii_lowercase()),
+                "{answer}"
+            );
+        }
+    }
+    chat(TALES, "", &["--json-schema", arg(&grammar), "--json"]).error(3, "unsupported_schema");
+}

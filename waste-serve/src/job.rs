@@ -1,10 +1,9 @@
 //! What goes from a request to the worker, and what comes back.
 
-use waste_engine::chat::{Delta, Reply, TokenCounts};
+use waste_engine::chat::{Delta, Guide, Reply, TokenCounts};
 use waste_engine::sampler::SamplerOptions;
 
 use crate::error::ApiError;
-use crate::guide::Guide;
 use crate::model::Reads;
 
 /// A checked request: everything the worker needs to know.

@@ -11,7 +11,6 @@ mod app;
 pub mod args;
 pub mod error;
 mod fields;
-mod guide;
 pub mod job;
 mod listen;
 pub mod metrics;

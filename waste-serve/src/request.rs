@@ -1,12 +1,10 @@
 //! From a body to a [`Job`]: everything that can be refused is refused here, before the line.
 
-use waste_engine::chat::{ChatFormat, Effort, Json, Prompt, ResponseFormat, Style, ToolChoice, read};
-use waste_engine::grammar::GrammarError;
+use waste_engine::chat::{ChatFormat, Demand, Effort, Guide, Json, Prompt, ResponseFormat, ToolChoice, read};
 use waste_engine::sampler::{STOP_STRINGS_MAX, SamplerOptions, StopMatcher, TokenConstraint};
 
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::guide::{self, Guide};
 use crate::job::Job;
 use crate::service::Service;
 
@@ -105,8 +103,8 @@ pub fn chat(service: &Service, body: &Json, owner: u64) -> Result<Asked, ApiErro
         ToolChoice::None => Vec::new(),
         _ => prompt.tools.iter().filter_map(tool_name).map(str::to_owned).collect(),
     };
-    let asked = guide::Asked { tools, must_call, text };
-    let guide = Guide::new(format, &service.tokenizer, service.vocab, &service.stop_ids, asked, max_tokens);
+    let demand = Demand { tools, must_call, text };
+    let guide = Guide::new(format, &service.tokenizer, service.vocab, &service.stop_ids, demand, max_tokens);
     let job = Job {
         conversation: encoded.conversation,
         max_tokens,
@@ -398,23 +396,16 @@ fn text_constraint(
     fields: Fields<'_>,
     format: &ResponseFormat,
 ) -> Result<Option<Box<dyn TokenConstraint>>, ApiError> {
-    let constraint = match format {
-        ResponseFormat::Text => return Ok(None),
-        ResponseFormat::JsonObject => service.grammars()?.json_object(),
-        ResponseFormat::JsonSchema(_) => {
-            let outer = fields.object("response_format")?.and_then(|json| json.get("json_schema"));
-            let schema = outer.and_then(|outer| outer.get("schema"));
-            let strict = outer.and_then(|outer| outer.get("strict")) == Some(&Json::Bool(true));
-            let text = schema.map(|schema| schema.text(Style::Compact)).unwrap_or_default();
-            match service.grammars()?.json_schema_text(&text) {
-                Err(_) if !strict => return Ok(None),
-                constraint => constraint,
-            }
-        }
-    };
-    let refused =
-        |error: GrammarError| ApiError::bad("unsupported_schema", "response_format", error.to_string());
-    Ok(Some(Box::new(constraint.map_err(refused)?)))
+    if *format == ResponseFormat::Text {
+        return Ok(None);
+    }
+    let outer = fields.object("response_format")?.and_then(|json| json.get("json_schema"));
+    let strict = outer.and_then(|outer| outer.get("strict")) == Some(&Json::Bool(true));
+    match service.grammars()?.response_format(format) {
+        Err(_) if !strict && matches!(format, ResponseFormat::JsonSchema(_)) => Ok(None),
+        Err(error) => Err(ApiError::bad("unsupported_schema", "response_format", error.to_string())),
+        Ok(constraint) => Ok(constraint.map(|constraint| Box::new(constraint) as Box<dyn TokenConstraint>)),
+    }
 }
 
 /// Whether and how much to think: of the several ways to say it, the first that is there.

@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use waste_engine::EngineError;
-use waste_engine::chat::{Delta, Place, Reply};
+use waste_engine::chat::{Delta, Guide, Place, Reply};
 use waste_engine::sampler::{Mask, Sampler};
 use waste_engine::tokenizer::Tokenizer;
 
 use crate::error::ApiError;
-use crate::guide::{Guide, Next};
 use crate::job::{Event, Finished, Job, TokenLogprob};
 use crate::metrics::Metrics;
 use crate::model::{Given, Reads};
@@ -61,8 +60,6 @@ pub struct Writing {
     sampler: Sampler,
     reply: Reply,
     guide: Option<Guide>,
-    /// What the guide says of the next piece.
-    next: Option<Next>,
     stage: Stage,
     finished: Finished,
     start: Instant,
@@ -90,7 +87,6 @@ impl Writing {
             sampler,
             reply,
             guide,
-            next: None,
             stage: Stage::New,
             finished,
             start: Instant::now(),
@@ -176,14 +172,13 @@ impl Writing {
             return;
         }
         let place = self.reply.place();
-        match self.guide.as_mut().map(|guide| guide.next(place)).transpose() {
-            Ok(next) => self.next = next.flatten(),
+        match self.guide.as_mut().map_or(Ok(true), |guide| guide.look(place)) {
+            Ok(true) => (),
+            Ok(false) => {
+                self.last.0 = self.reply.complete();
+                self.over(End::Whole);
+            }
             Err(error) => self.fail(kit.failure(error.into())),
-        }
-        if self.next == Some(Next::End) {
-            let calls = !self.reply.answer().calls.is_empty();
-            self.finished.reason = if calls { "tool_calls" } else { "stop" };
-            self.over(End::Whole);
         }
     }
 
@@ -246,35 +241,16 @@ impl Writing {
 
     /// Chooses a token.
     fn choose(&mut self, kit: &Kit, logits: &[f32]) -> Result<u32, EngineError> {
-        let Writing { ticket: Ticket { job, .. }, sampler, reply, guide, next, .. } = self;
-        let own;
-        let mask = match (&next, &kit.closed_mask) {
-            (Some(Next::OneOf(allowed)), _) => allowed,
-            (Some(_), Some(mask)) => {
-                own = kit.without_stop(mask, job);
-                &own
-            }
+        let Writing { ticket: Ticket { job, .. }, sampler, reply, guide, .. } = self;
+        let mask = match &kit.closed_mask {
             // What would open a call, where nothing else can be opened.
-            (None, Some(mask)) if job.no_calls && matches!(reply.place(), Place::Outside | Place::Tools) => {
-                mask
-            }
+            Some(mask) if job.no_calls && matches!(reply.place(), Place::Outside | Place::Tools) => mask,
             _ => &kit.mask,
         };
-        let id = match (&next, &mut *guide) {
-            (Some(Next::Token(id)), _) => {
-                sampler.skip();
-                *id
-            }
-            (_, Some(guide)) => {
-                let id = sampler.sample(logits, Some(mask))?;
-                let end = reply.is_stop_id(id);
-                if end { guide.refuse_end().unwrap_or(id) } else { id }
-            }
-            _ => sampler.sample(logits, Some(mask))?,
+        let id = match guide {
+            Some(guide) => guide.choose(sampler, reply, logits, Some(mask))?,
+            None => sampler.sample(logits, Some(mask))?,
         };
-        if let Some(guide) = guide {
-            guide.took(id)?;
-        }
         if !reply.is_stop_id(id) {
             sampler.accept(id);
         }
@@ -312,15 +288,6 @@ impl Kit {
     pub fn failure(&self, error: EngineError) -> ApiError {
         (self.log)(&format!("the engine failed: {error}"));
         ApiError::from(error)
-    }
-
-    /// A mask without what ends a turn.
-    fn without_stop(&self, mask: &Mask, job: &Job) -> Mask {
-        let mut mask = mask.clone();
-        let vocab = mask.vocab() as u32;
-        let specials = self.tokenizer.specials().map(|(id, _)| id);
-        specials.filter(|id| *id < vocab && job.reply.is_stop_id(*id)).for_each(|id| mask.ban(id));
-        mask
     }
 }
 

@@ -11,9 +11,10 @@
 //!    conversation will share ([`Encoded::conversation`]), and the order in which images are queued.
 //! 4. The answer: a [`Reply`] from [`ChatFormat::reply`] takes every generated id (the stop id too) and returns what it
 //!    added, as [`Delta`]s; [`Reply::end`] says when to stop, [`Reply::cut`] ends it from outside,
-//!    [`Reply::finish_reason`], [`Reply::answer`] and [`Reply::counts`] are for the end. [`Reply::place`] tells a grammar
-//!    whether the response is being written.
-//!    [`Turn`] does this with a sampler: from logits to the next token, with limits on length and thinking.
+//!    [`Reply::finish_reason`], [`Reply::answer`] and [`Reply::counts`] are for the end. [`Reply::place`] tells a
+//!    guide where the answer is.
+//!    [`Guide`] keeps it to a schema or to a call. [`Turn`] does all this with a sampler: from logits to the next token,
+//!    with limits on length and thinking.
 //! 5. To go on in the same session without rendering anew: [`ChatFormat::closing`] gives what must follow the
 //!    generated tokens; then comes the rendered next message.
 //!
@@ -24,6 +25,7 @@ mod conversation;
 mod error;
 mod file;
 mod format;
+mod guide;
 pub mod json;
 pub mod read;
 mod reply;
@@ -36,6 +38,7 @@ pub use conversation::{Arguments, Call, Effort, Image, Message, Part, Prompt, Re
 pub use error::ChatError;
 pub use file::CHAT_FILE;
 pub use format::{ChatFormat, Choice};
+pub use guide::{Demand, Guide};
 pub use json::{Json, Style};
 pub use reply::{Answer, AnswerCall, Delta, End, Place, Reply, TokenCounts};
 pub use segment::{Encoded, Kind, Segment, Segments};

@@ -202,6 +202,16 @@ impl Reply {
         deltas
     }
 
+    /// Ends an answer that has all it may have, as the model's own end would.
+    pub fn complete(&mut self) -> Vec<Delta> {
+        let mut events = Vec::new();
+        if self.end.is_none() {
+            self.flush_text(&mut events);
+            self.structure.end(&mut events);
+        }
+        self.apply(events)
+    }
+
     /// Half a character can no longer become a whole one.
     fn flush_text(&mut self, events: &mut Vec<Event>) {
         let text = self.text.flush();

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::conversation::Prompt;
 use super::format::ChatFormat;
+use super::guide::Guide;
 use super::reply::{Delta, End, Place, Reply};
 use crate::error::EngineError;
 use crate::generate::Finish;
@@ -28,6 +29,7 @@ pub struct Limits {
 pub struct Turn {
     sampler: Sampler,
     reply: Reply,
+    guide: Option<Guide>,
     limits: Limits,
     /// What closes the think channel.
     end_thinking: Vec<u32>,
@@ -59,6 +61,7 @@ impl Turn {
         let mut turn = Turn {
             sampler: Sampler::new(sampler)?,
             reply: format.reply(prompt, &limits.stop_ids, stop),
+            guide: None,
             finish: (limits.tokens == 0).then_some(Finish::Length),
             limits,
             end_thinking,
@@ -67,6 +70,16 @@ impl Turn {
         };
         turn.limit_thinking();
         Ok(turn)
+    }
+
+    /// Keeps the answer to something, before its first token.
+    ///
+    /// # Errors
+    /// What it may begin with cannot be found out.
+    pub fn guided(mut self, guide: Option<Guide>) -> Result<Turn, EngineError> {
+        self.guide = guide;
+        self.look()?;
+        Ok(self)
     }
 
     /// Chooses the next token by the logits that the last one left, and returns what it adds to the answer. It is the
@@ -83,9 +96,13 @@ impl Turn {
         if self.finish.is_some() {
             return Ok(Vec::new());
         }
-        let token = match self.forced.pop_front() {
-            Some(token) => token,
-            None => self.sampler.sample(logits, mask)?,
+        let token = match (self.forced.pop_front(), &mut self.guide) {
+            (Some(token), guide) => {
+                guide.as_mut().map_or(Ok(()), |guide| guide.took(token))?;
+                token
+            }
+            (None, Some(guide)) => guide.choose(&mut self.sampler, &self.reply, logits, mask)?,
+            (None, None) => self.sampler.sample(logits, mask)?,
         };
         let mut deltas = self.reply.push(token, tokenizer)?;
         if self.reply.is_stop_id(token) {
@@ -104,7 +121,21 @@ impl Turn {
             deltas.extend(self.reply.cut());
         }
         self.limit_thinking();
+        deltas.extend(self.look()?);
         Ok(deltas)
+    }
+
+    /// Finds out what may come next, if anything may.
+    fn look(&mut self) -> Result<Vec<Delta>, EngineError> {
+        let place = self.reply.place();
+        if self.finish.is_none()
+            && let Some(guide) = &mut self.guide
+            && !guide.look(place)?
+        {
+            self.finish = Some(Finish::Stop);
+            return Ok(self.reply.complete());
+        }
+        Ok(Vec::new())
     }
 
     fn limit_thinking(&mut self) {

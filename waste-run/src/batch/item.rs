@@ -5,9 +5,10 @@ use waste_engine::sampler::{Sampler, SamplerOptions, StopMatcher};
 use waste_engine::tokenizer::Tokenizer;
 
 use crate::args::EffortArg;
+use crate::form::{Form, Forms};
 
 /// The keys of a line.
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "id",
     "prompt",
     "messages",
@@ -21,6 +22,7 @@ const KEYS: [&str; 13] = [
     "frequency_penalty",
     "seed",
     "stop",
+    "response_format",
 ];
 
 /// A question.
@@ -40,6 +42,8 @@ pub struct Item {
     pub stop: Vec<String>,
     /// Most tokens of the answer.
     pub tokens: usize,
+    /// Whether what its prompt says of the answer's form is its own; else the form is that of all.
+    pub own_form: bool,
 }
 
 /// What holds for lines that do not say otherwise.
@@ -56,6 +60,10 @@ pub struct Defaults<'a> {
     pub tokens: usize,
     /// How much to think.
     pub effort: Option<Effort>,
+    /// What the answer has to be.
+    pub form: &'a Form,
+    /// What else it could be.
+    pub forms: &'a Forms<'a>,
 }
 
 impl Item {
@@ -71,15 +79,23 @@ impl Item {
         }
         let id = json.get("id").and_then(Json::as_str).filter(|id| !id.is_empty());
         let id = id.ok_or("every line needs an id, a string")?.to_owned();
+        let form = json.get("response_format").map(|json| {
+            let form = defaults.forms.by_json(json).map_err(|why| format!("response_format: {why}"))?;
+            Ok::<_, String>(form.said)
+        });
+        let form = form.transpose()?;
+        let own_form = form.is_some();
+        let response_format = form.unwrap_or_else(|| defaults.form.said.clone());
         let (prompt, raw, ids) = match (json.get("prompt"), json.get("messages")) {
             (Some(Json::String(text)), None) => {
                 let bos = defaults.tokenizer.bos();
                 let ids = bos.into_iter().chain(defaults.tokenizer.encode(text)).collect();
-                (Prompt { thinking: false, ..Prompt::default() }, true, ids)
+                (Prompt { thinking: false, response_format, ..Prompt::default() }, true, ids)
             }
             (None, Some(messages)) => {
                 let format = defaults.format.clone()?;
                 let prompt = conversation(messages, json.get("effort"), format, defaults.effort)?;
+                let prompt = Prompt { response_format, ..prompt };
                 let ids = format.render(&prompt).map_err(|error| error.to_string())?;
                 (prompt, false, ids.encode(defaults.tokenizer).ids)
             }
@@ -113,7 +129,7 @@ impl Item {
         StopMatcher::new(&stop).map_err(|error| error.to_string())?;
         let tokens =
             whole("max_tokens")?.map_or(defaults.tokens, |n| usize::try_from(n).unwrap_or(usize::MAX));
-        Ok(Item { id, ids, prompt, raw, sampler, stop, tokens })
+        Ok(Item { id, ids, prompt, raw, sampler, stop, tokens, own_form })
     }
 
     /// What draws its tokens; a seed is drawn here if none was given.

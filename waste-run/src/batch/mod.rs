@@ -10,11 +10,12 @@ use std::time::Instant;
 
 use serde::Serialize;
 use waste_common::cli::{Exit, Failure, Output, resolve_model};
-use waste_engine::EngineError;
 use waste_engine::chat::{AnswerCall, ChatFormat, Effort, Limits, Turn};
 use waste_engine::tokenizer::Tokenizer;
+use waste_engine::{Engine, EngineError};
 
 use crate::args::{BatchArgs, EffortArg};
+use crate::form::{Form, Forms};
 use crate::{input, open, sampling};
 use item::{Defaults, Item};
 use results::Results;
@@ -77,7 +78,9 @@ pub fn run(args: BatchArgs, output: &Output) -> Result<Exit, Failure> {
     let raw = ChatFormat::raw(&tokenizer);
     let stop_ids = sampling::stop_ids(found.config(), Some(&tokenizer), model.path())?;
     let mask = sampling::mask(&args.sampling, found.config(), &tokenizer);
-    let items = read_items(&args, &tokenizer, &format)?;
+    let forms = Forms::new(&tokenizer, found.config().vocab);
+    let form = forms.by_options(&args.form)?;
+    let items = read_items(&args, &tokenizer, &format, &form, &forms)?;
     let mut results = Results::open(&args.out)?;
 
     let mut report = Report { items: items.len(), ..Report::default() };
@@ -96,7 +99,9 @@ pub fn run(args: BatchArgs, output: &Output) -> Result<Exit, Failure> {
             && let Some(item) = waiting.next()
         {
             let format = if item.raw { &raw } else { format.as_ref().unwrap_or(&raw) };
-            match turn(item, format, &tokenizer, &stop_ids, opened.engine.ctx())? {
+            let own = item.own_form.then(|| forms.of(item.prompt.response_format.clone())).transpose()?;
+            let form = own.as_ref().unwrap_or(&form);
+            match turn(item, format, form, &tokenizer, &stop_ids, &opened.engine)? {
                 Some(turn) => work.begin(lane, item, turn),
                 None => {
                     let message = format!(
@@ -149,18 +154,22 @@ pub fn run(args: BatchArgs, output: &Output) -> Result<Exit, Failure> {
 fn turn(
     item: &Item,
     format: &ChatFormat,
+    form: &Form,
     tokenizer: &Tokenizer,
     stop_ids: &[u32],
-    ctx: usize,
+    engine: &Engine,
 ) -> Result<Option<Turn>, EngineError> {
-    let Some(room) = ctx.checked_sub(item.ids.len()).filter(|room| *room > 0) else { return Ok(None) };
+    let Some(room) = engine.ctx().checked_sub(item.ids.len()).filter(|room| *room > 0) else {
+        return Ok(None);
+    };
     let limits = Limits {
         tokens: item.tokens.min(room),
         think: None,
         stop: item.stop.clone(),
         stop_ids: stop_ids.to_vec(),
     };
-    Turn::new(format, tokenizer, &item.prompt, item.seeded()?, limits).map(Some)
+    let guide = form.guide(format, tokenizer, engine.config().vocab, stop_ids);
+    Turn::new(format, tokenizer, &item.prompt, item.seeded()?, limits)?.guided(guide).map(Some)
 }
 
 /// Says what was done.
@@ -195,6 +204,8 @@ fn read_items(
     args: &BatchArgs,
     tokenizer: &Tokenizer,
     format: &Result<ChatFormat, waste_engine::chat::ChatError>,
+    form: &Form,
+    forms: &Forms<'_>,
 ) -> Result<Vec<Item>, Failure> {
     let text = input::from_file(&args.input)?;
     let effort = match args.effort {
@@ -208,6 +219,8 @@ fn read_items(
         stop: args.sampling.stop.clone(),
         tokens: args.tokens.unwrap_or(usize::MAX),
         effort,
+        form,
+        forms,
     };
     let mut items = Vec::new();
     let mut ids = HashSet::new();

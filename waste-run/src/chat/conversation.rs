@@ -10,6 +10,7 @@ use waste_engine::saved::{self, ImageSpan, Text};
 use waste_engine::tokenizer::Tokenizer;
 use waste_engine::{Engine, EngineError, Finish, Saved, Session, Wanted};
 
+use crate::form::Form;
 use crate::images;
 
 /// Who answers.
@@ -39,6 +40,8 @@ pub struct Settings {
     pub think: Option<usize>,
     /// How much it thinks; `None` for not at all.
     pub effort: Option<Effort>,
+    /// What an answer has to be.
+    pub form: Form,
     /// What a conversation begins with.
     pub bos: Option<u32>,
 }
@@ -281,6 +284,7 @@ impl<'a> Conversation<'a> {
             images: self.attached.iter().map(|attached| attached.image).collect(),
             thinking: self.settings.effort.is_some(),
             effort: self.settings.effort.filter(|_| self.ids.is_empty()),
+            response_format: self.settings.form.said.clone(),
             ..Prompt::default()
         }
     }
@@ -313,7 +317,10 @@ impl<'a> Conversation<'a> {
             stop_ids: self.settings.stop_ids.clone(),
         };
         let full = limits.tokens == room;
-        let mut turn = Turn::new(format, tokenizer, &prompt, self.settings.sampler.clone(), limits)?;
+        let vocab = self.speaker.engine.config().vocab;
+        let guide = self.settings.form.guide(format, tokenizer, vocab, &limits.stop_ids);
+        let turn = Turn::new(format, tokenizer, &prompt, self.settings.sampler.clone(), limits)?;
+        let mut turn = turn.guided(guide)?;
 
         let places = images::places(&prompt.images, &new, self.speaker.engine.config())?;
         let before = self.images.len();
@@ -425,6 +432,7 @@ mod tests {
         fn conversation(&self, tokens: usize, effort: Option<Effort>) -> Conversation<'_> {
             let Model { engine, tokenizer, format, .. } = self;
             let settings = Settings {
+                form: Form::default(),
                 sampler: SamplerOptions::default(),
                 mask: None,
                 stop: Vec::new(),

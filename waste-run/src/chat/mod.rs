@@ -19,6 +19,7 @@ use waste_engine::chat::{AnswerCall, ChatFormat, Effort};
 use waste_engine::tokenizer::Tokenizer;
 
 use crate::args::{ChatArgs, EffortArg};
+use crate::form::Forms;
 use crate::open::{self, Opened, size};
 use crate::sampling;
 use album::Album;
@@ -92,6 +93,7 @@ pub fn run(args: ChatArgs, output: &Output) -> Result<Exit, Failure> {
         tokens: args.tokens,
         think: args.max_think,
         effort: effort(&args, &format)?,
+        form: Forms::new(&tokenizer, found.config().vocab).by_options(&args.form)?,
         bos: if args.raw { tokenizer.bos() } else { None },
     };
     settings.check()?;

@@ -3,16 +3,17 @@
 
 use std::collections::VecDeque;
 
-use waste_engine::chat::{ChatFormat, Place};
-use waste_engine::sampler::{Mask, SamplerError, TokenConstraint};
-use waste_engine::tokenizer::Tokenizer;
+use super::format::ChatFormat;
+use super::reply::{Place, Reply};
+use crate::sampler::{Mask, Sampler, SamplerError, TokenConstraint};
+use crate::tokenizer::Tokenizer;
 
 /// Most tokens of thinking and text, each, before the call.
 const TEXT_MAX: usize = 2048;
 
 /// What may come next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next {
+enum Next {
     /// What the model likes, but no end of the turn, and no element.
     Free,
     /// This token.
@@ -32,7 +33,7 @@ enum Step {
 
 /// What is asked of an answer.
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
+pub struct Demand {
     /// The tools there are.
     pub tools: Vec<String>,
     /// Those of which one must be called; empty if none must.
@@ -44,8 +45,12 @@ pub struct Asked {
 /// An answer on its way to what is asked of it.
 #[derive(Clone, Debug)]
 pub struct Guide {
-    asked: Asked,
+    demand: Demand,
     vocab: usize,
+    /// What may be chosen where the model is free: no element, and no end. None where a format has no elements.
+    free: Option<Mask>,
+    /// What may come now, as far as it was looked at.
+    ahead: Option<Next>,
     /// Opens the response; empty where there are no channels.
     respond: Vec<u32>,
     /// Closes the think channel, and the response.
@@ -64,7 +69,7 @@ pub struct Guide {
     /// Whether the text that has to be something has begun.
     begun: bool,
     responded: bool,
-    /// Where the answer was when it was last asked.
+    /// Where the answer was when it was last demand.
     place: Place,
     steps: VecDeque<Step>,
     /// The steps are those of the call.
@@ -74,17 +79,17 @@ pub struct Guide {
 }
 
 impl Guide {
-    /// For a chat format that has channels or calls; `None` if nothing is asked. Half of `max_tokens` is left for the
+    /// For a chat format that has channels or calls; `None` if nothing is demand. Half of `max_tokens` is left for the
     /// call.
     pub fn new(
         format: &ChatFormat,
         tokenizer: &Tokenizer,
         vocab: usize,
         stop_ids: &[u32],
-        asked: Asked,
+        demand: Demand,
         max_tokens: usize,
     ) -> Option<Guide> {
-        if asked.must_call.is_empty() && asked.text.is_none() {
+        if demand.must_call.is_empty() && demand.text.is_none() {
             return None;
         }
         // Each part on its own, as prompts are encoded.
@@ -95,7 +100,7 @@ impl Guide {
             };
             parts.iter().flat_map(encode).collect()
         };
-        let named = if asked.must_call.is_empty() { &asked.tools } else { &asked.must_call };
+        let named = if demand.must_call.is_empty() { &demand.tools } else { &demand.must_call };
         let names = |prefix: &str, suffix: &str| {
             let id = |name: &String| tokenizer.encode(&format!("{prefix}{name}{suffix}"));
             named.iter().map(id).collect::<Vec<_>>()
@@ -118,13 +123,21 @@ impl Guide {
             ),
             _ => (Vec::new(), [Vec::new(), Vec::new()], Vec::new(), Vec::new(), Vec::new()),
         };
+        let stops = stop_ids.iter().chain(format.stop_ids()).copied();
+        let free = tokenizer.special_id(open).map(|open| {
+            let mut mask = tokenizer.text_mask(vocab);
+            stops.clone().chain([open]).for_each(|id| mask.ban(id));
+            mask
+        });
         let ends = match closes[1].first() {
             Some(close) => vec![*close],
-            None => stop_ids.iter().chain(format.stop_ids()).copied().collect(),
+            None => stops.collect(),
         };
         Some(Guide {
-            asked,
+            demand,
             vocab,
+            free,
+            ahead: None,
             respond,
             close: closes,
             before,
@@ -147,18 +160,52 @@ impl Guide {
     }
 
     fn must_call(&self) -> bool {
-        !self.asked.must_call.is_empty()
+        !self.demand.must_call.is_empty()
     }
 
-    /// What may come where the answer is now; `None` for anything.
+    /// Looks where the answer is before its next token; false if it is complete, and nothing may follow.
     ///
     /// # Errors
     /// What the text may go on with cannot be found out.
-    pub fn next(&mut self, place: Place) -> Result<Option<Next>, SamplerError> {
+    pub fn look(&mut self, place: Place) -> Result<bool, SamplerError> {
+        self.ahead = self.next(place)?;
+        Ok(self.ahead != Some(Next::End))
+    }
+
+    /// Chooses the next token; `mask` holds where anything goes. The reply that will read it says what would end the turn.
+    ///
+    /// # Errors
+    /// Nothing is left to choose, or it cannot be taken into the text.
+    pub fn choose(
+        &mut self,
+        sampler: &mut Sampler,
+        reply: &Reply,
+        logits: &[f32],
+        mask: Option<&Mask>,
+    ) -> Result<u32, SamplerError> {
+        let mask = match &self.ahead {
+            Some(Next::Token(id)) => {
+                let id = *id;
+                sampler.skip();
+                self.took(id)?;
+                return Ok(id);
+            }
+            Some(Next::OneOf(allowed)) => Some(allowed),
+            Some(_) => self.free.as_ref().or(mask),
+            None => mask,
+        };
+        let id = sampler.sample(logits, mask)?;
+        let id = if reply.is_stop_id(id) { self.refuse_end().unwrap_or(id) } else { id };
+        self.took(id)?;
+        Ok(id)
+    }
+
+    /// What may come where the answer is now; `None` for anything.
+    fn next(&mut self, place: Place) -> Result<Option<Next>, SamplerError> {
         if self.done {
             // What comes after calls would be a text that nobody holds to anything.
             let text = matches!(place, Place::Response | Place::Outside);
-            return Ok((text && self.asked.text.is_some()).then_some(Next::End));
+            return Ok((text && self.demand.text.is_some()).then_some(Next::End));
         }
         self.place = place;
         if self.steps.is_empty() {
@@ -184,7 +231,7 @@ impl Guide {
     /// What the text may go on with.
     fn text(&mut self) -> Result<Next, SamplerError> {
         let over = self.channels() && self.place == Place::Outside;
-        let Some(text) = &mut self.asked.text else { return Ok(Next::Free) };
+        let Some(text) = &mut self.demand.text else { return Ok(Next::Free) };
         if over {
             return Ok(Next::End);
         }
@@ -194,7 +241,7 @@ impl Guide {
                 // All of what closes the channel follows.
                 return Ok(Next::OneOf(Mask::only(self.vocab, &self.ends)));
             }
-            if mask.is_empty() && self.asked.must_call.is_empty() {
+            if mask.is_empty() && self.demand.must_call.is_empty() {
                 return Ok(Next::End);
             }
             self.ends.iter().for_each(|id| mask.allow(*id));
@@ -211,7 +258,7 @@ impl Guide {
 
     fn plan(&mut self, place: Place) {
         let (channels, calls) = (self.channels(), self.must_call());
-        let over = calls && self.text >= self.text_max && (self.asked.text.is_none() || !self.begun);
+        let over = calls && self.text >= self.text_max && (self.demand.text.is_none() || !self.begun);
         match place {
             Place::Think if over => self.steps.push_back(Step::Tokens(self.close[0].clone().into())),
             Place::Response if channels && over => {
@@ -238,7 +285,7 @@ impl Guide {
 
     /// The model would end its turn here: it begins the call instead. Only where there are no channels; elsewhere the
     /// end cannot be chosen.
-    pub fn refuse_end(&mut self) -> Option<u32> {
+    fn refuse_end(&mut self) -> Option<u32> {
         if self.done || !self.must_call() || !self.steps.is_empty() || self.channels() {
             return None;
         }
@@ -246,7 +293,7 @@ impl Guide {
         self.before.first().copied()
     }
 
-    /// A token was chosen.
+    /// A token was chosen, here or by someone else.
     ///
     /// # Errors
     /// It cannot be taken into the text.
@@ -304,7 +351,7 @@ impl Guide {
     }
 
     fn took_text(&mut self, token: u32) -> Result<(), SamplerError> {
-        if self.asked.text.is_none() {
+        if self.demand.text.is_none() {
             return Ok(());
         }
         if !self.begun && self.before.first() == Some(&token) && !self.channels() {
@@ -315,23 +362,23 @@ impl Guide {
             return Ok(());
         }
         self.begun = true;
-        self.asked.text.as_mut().map_or(Ok(()), |text| text.accept(token))
+        self.demand.text.as_mut().map_or(Ok(()), |text| text.accept(token))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use waste_engine::chat::Choice;
+    use crate::chat::Choice;
 
     fn guide(must_call: &[&str], max_tokens: usize) -> (Tokenizer, Guide) {
         let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models/k3-tales");
         let tokenizer = Tokenizer::open(&dir).unwrap();
         let format = ChatFormat::find(&dir, &tokenizer, Choice::Auto).unwrap();
         let must_call = must_call.iter().map(|name| (*name).to_owned()).collect();
-        let asked = Asked { must_call, ..Asked::default() };
+        let demand = Demand { must_call, ..Demand::default() };
         let vocab = tokenizer.vocab_size() as usize;
-        let guide = Guide::new(&format, &tokenizer, vocab, &[], asked, max_tokens).unwrap();
+        let guide = Guide::new(&format, &tokenizer, vocab, &[], demand, max_tokens).unwrap();
         (tokenizer, guide)
     }
 
