@@ -523,3 +523,35 @@ fn the_rate_can_be_limited() {
     assert!(start.elapsed() > Duration::from_millis(900));
     case.identical();
 }
+
+/// On a terminal: a bar for each file under way and one for all, with sizes, rate and the time that is left; and none of
+/// it is left at the end.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_terminal_shows_bars() {
+    let case = Case::usual();
+    case.hub.limit(Some(100_000));
+    let plain = case.command(&[]);
+    let words = std::iter::once(plain.get_program()).chain(plain.get_args());
+    let quoted = words.map(|word| format!("'{}' ", word.to_str().unwrap())).collect::<String>();
+    let mut command = std::process::Command::new("script");
+    command.args(["-qec", &format!("stty cols 120 rows 40; exec {quoted}"), "/dev/null"]);
+    command.env("TERM", "xterm").stdin(std::process::Stdio::null());
+    let shown = command.output().unwrap();
+    assert!(shown.status.success(), "{shown:?}");
+    let text = String::from_utf8_lossy(&shown.stdout);
+    // What stands between two movements of the cursor is a state of a line.
+    let lines: Vec<&str> = text.split(['\r', '\n', '\x1b']).collect();
+    for (name, size) in
+        [(SHARD, "292.97 KiB"), ("extra weights.bin", "97.66 KiB"), ("download", "390.63 KiB")]
+    {
+        let bar = |line: &&&str| {
+            line.contains(name)
+                && line.contains(&format!("/{size} "))
+                && line.contains("iB/s ")
+                && line.ends_with('s')
+        };
+        assert!(lines.iter().any(|line| bar(&line)), "{name}: {lines:#?}");
+    }
+    case.identical();
+}
