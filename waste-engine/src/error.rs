@@ -38,6 +38,8 @@ pub enum EngineError {
     #[cfg(feature = "vision")]
     #[error(transparent)]
     Image(#[from] crate::vision::ImageError),
+    #[error("this model has no vision tower: it takes no images")]
+    NoVision,
     #[cfg(feature = "grammar")]
     #[error(transparent)]
     Grammar(#[from] crate::grammar::GrammarError),
@@ -122,7 +124,8 @@ impl Coded for EngineError {
             EngineError::Expert { source, .. } => source.exit(),
             EngineError::Kernels { .. } | EngineError::Option { .. } => Exit::Usage,
             EngineError::ContextFull { .. } | EngineError::TokenOutOfRange { .. } => Exit::Data,
-            EngineError::NotAModel { .. }
+            EngineError::NoVision
+            | EngineError::NotAModel { .. }
             | EngineError::Prefix { .. }
             | EngineError::Shape { .. }
             | EngineError::NotFinite { .. } => Exit::Data,
@@ -153,6 +156,7 @@ impl Coded for EngineError {
             EngineError::Read(error) => error.code(),
             EngineError::Memory(error) => error.code(),
             EngineError::Expert { source, .. } => source.code(),
+            EngineError::NoVision => "no_vision",
             EngineError::NotAModel { .. } => "not_a_model",
             EngineError::Kernels { .. } => "kernels_unavailable",
             EngineError::Shape { .. } => "wrong_shape",

@@ -83,6 +83,11 @@ impl Lanes {
         Ok(())
     }
 
+    /// Queues the rows of an image in a lane; see [`Sequence::queue_image`].
+    pub fn queue_image(&mut self, lane: usize, rows: &[f32]) {
+        self.lanes[lane].sequence.queue_image(rows);
+    }
+
     /// Takes tokens of a prompt into a lane, a chunk or less: `part` of it, as in [`Engine::forward_part`]. Those that
     /// end the prompt leave their logits.
     ///

@@ -7,23 +7,15 @@ use waste_common::cli::{Failure, Output};
 use waste_common::config::ModelConfig;
 use waste_common::container::integrity::sha256_hex;
 use waste_common::json;
-use waste_engine::chat::{Image, Segments};
+use waste_common::plan::VISION_IMAGES;
+use waste_engine::chat::{self, Image, Segments};
 use waste_engine::saved::ImageSpan;
 use waste_engine::tokenizer::Tokenizer;
-use waste_engine::vision::{ImageSize, Limits, Vision, VisionConfig};
+use waste_engine::vision::{ImageSize, Limits, Reader, Vision};
 use waste_engine::{Engine, EngineError, Session, open_source};
 
 use crate::args::ImageArgs;
 use crate::open::Found;
-
-/// Most images of a run: what the plan has memory for.
-pub const IMAGES_MAX: usize = 16;
-
-/// How a model takes images.
-pub struct Reader {
-    config: VisionConfig,
-    limits: Limits,
-}
 
 /// An image that was looked at. Its file is read again when it is encoded: one is in memory at a time.
 pub struct Seen {
@@ -32,47 +24,29 @@ pub struct Seen {
     size: ImageSize,
 }
 
-impl Reader {
-    /// How the model in `dir` takes images.
-    ///
-    /// # Errors
-    /// It has no tower, or its files are damaged.
-    pub fn open(dir: &Path, config: &ModelConfig, args: &ImageArgs) -> Result<Reader, Failure> {
-        if config.vision.is_none() {
-            return Err(Failure::data("no_vision", "this model has no vision tower: it takes no images"));
-        }
-        let (source, _) = open_source(dir)?;
-        let mut config = VisionConfig::read(&source, config)?;
-        if let Some(patches) = args.max_patches {
-            config.set_patch_limit(patches)?;
-        }
-        Ok(Reader { config, limits: Limits::default() })
-    }
+/// How the model in `dir` takes images.
+///
+/// # Errors
+/// It has no tower, or its files are damaged.
+pub fn reader(dir: &Path, config: &ModelConfig, args: &ImageArgs) -> Result<Reader, Failure> {
+    let (source, _) = open_source(dir)?;
+    Ok(Reader::open(&source, config, args.max_patches)?)
+}
 
+impl Seen {
     /// Reads an image file and looks at its header.
     ///
     /// # Errors
     /// It cannot be read, or is refused.
-    pub fn look(&self, path: &Path) -> Result<Seen, Failure> {
+    pub fn look(reader: &Reader, path: &Path) -> Result<Seen, Failure> {
         let file = read(path)?;
-        let size = self.config.measure(&file, &self.limits).map_err(|error| of(path, error.into()))?;
+        let size = reader.measure(&file).map_err(|error| of(path, error.into()))?;
         Ok(Seen { path: path.to_owned(), sha256: sha256_hex(&file), size })
     }
 
-    /// Loads the tower.
-    ///
-    /// # Errors
-    /// A tensor of it cannot be read.
-    pub fn load(&self, engine: &Engine) -> Result<Vision, EngineError> {
-        engine.vision(self.config.clone(), self.limits.clone())
-    }
-}
-
-impl Seen {
     /// What a prompt says of it.
     pub fn image(&self) -> Image {
-        let pixels = |side| u32::try_from(side).unwrap_or(u32::MAX);
-        Image { width: pixels(self.size.width), height: pixels(self.size.height), rows: self.size.tokens }
+        self.size.into()
     }
 
     /// SHA-256 of its file, lower-case hex.
@@ -113,33 +87,6 @@ fn of(path: &Path, error: EngineError) -> Failure {
     failure
 }
 
-/// Where each image's rows stand in `tokens`, in their order.
-///
-/// # Errors
-/// The tokenizer has no placeholder for them.
-pub fn places(images: &[Image], tokens: &[u32], config: &ModelConfig) -> Result<Vec<usize>, Failure> {
-    let mut at = 0;
-    let mut places = Vec::with_capacity(images.len());
-    for image in images {
-        let rest = tokens.get(at..).unwrap_or_default();
-        let next = rest.iter().position(|token| Some(*token) == config.media_placeholder);
-        let next = next.filter(|next| {
-            let rows = rest.get(*next..next + image.rows).unwrap_or_default();
-            rows.len() == image.rows && rows.iter().all(|token| Some(*token) == config.media_placeholder)
-        });
-        let place = at
-            + next.ok_or_else(|| {
-                Failure::data(
-                    "no_placeholder",
-                    "the model's tokenizer has no `<|media_pad|>` where images could stand",
-                )
-            })?;
-        places.push(place);
-        at = place + image.rows;
-    }
-    Ok(places)
-}
-
 /// Images of a command line, which stand before its text.
 pub struct Given(Option<(Reader, Vec<Seen>)>);
 
@@ -152,13 +99,14 @@ impl Given {
         match args.images.len() {
             0 if args.max_patches.is_some() => Err(Failure::usage("--max-patches goes with --image")),
             0 => Ok(Given(None)),
-            1..=IMAGES_MAX => {
-                let reader = Reader::open(dir, found.config(), args)?;
-                let seen = args.images.iter().map(|path| reader.look(path)).collect::<Result<_, _>>()?;
+            1..=VISION_IMAGES => {
+                let reader = reader(dir, found.config(), args)?;
+                let seen =
+                    args.images.iter().map(|path| Seen::look(&reader, path)).collect::<Result<_, _>>()?;
                 found.count_images();
                 Ok(Given(Some((reader, seen))))
             }
-            given => Err(Failure::usage(format!("{given} images; at most {IMAGES_MAX} are accepted"))),
+            given => Err(Failure::usage(format!("{given} images; at most {VISION_IMAGES} are accepted"))),
         }
     }
 
@@ -179,7 +127,8 @@ impl Given {
     /// The tokenizer has no placeholder for them.
     pub fn places(&self, prompt: &[u32], config: &ModelConfig, start: usize) -> Result<Vec<usize>, Failure> {
         let images: Vec<Image> = self.seen().iter().map(Seen::image).collect();
-        Ok(places(&images, prompt, config)?.into_iter().map(|place| start + place).collect())
+        let places = chat::places(&images, prompt, config.media_placeholder)?;
+        Ok(places.into_iter().map(|place| start + place).collect())
     }
 
     /// Encodes them and queues them for the session. The tower's memory is given back.

@@ -14,7 +14,10 @@ mod words;
 
 pub use error::PlanError;
 pub use options::{Budget, KvType, PlanOptions, RamShare};
-pub use sizes::{ModelSizes, VISION_QUERIES, usual_format, usual_quant, vision_activations};
+pub use sizes::{
+    ModelSizes, VISION_DECODING, VISION_IMAGES, VISION_PATCHES, VISION_QUERIES, VISION_ROWS, usual_format,
+    usual_quant, vision_activations, vision_patch_bytes, vision_row_bytes,
+};
 
 use serde::Serialize;
 

@@ -249,6 +249,17 @@ fn checkpoint_bytes(config: &ModelConfig, packed: bool) -> u128 {
 
 /// Queries whose attention scores a thread of the vision tower holds.
 pub const VISION_QUERIES: usize = 16;
+/// Images of a request or a conversation, whose embeddings there is memory for.
+pub const VISION_IMAGES: usize = 16;
+/// Patches of an image: the most that padding makes of the 1024 of vision.json (a narrow image).
+pub const VISION_PATCHES: u64 = 2048;
+/// Embeddings of an image.
+pub const VISION_ROWS: u64 = VISION_PATCHES / 4;
+/// Largest encoded image.
+const VISION_ENCODED: u64 = 20 << 20;
+/// What an image takes while it is decoded. Its decoder keeps a copy of the file; that and its pixels take up to four
+/// times the largest decoded image, 64 MiB.
+pub const VISION_DECODING: u64 = 2 * VISION_ENCODED + 4 * (64 << 20);
 
 /// What an image of `patches` patches takes on its way through the vision tower, in bytes: the stream and a sublayer's
 /// input or output; q, k, v side by side or the MLP's inner values; q, k, v and output of every head; each thread's
@@ -261,22 +272,23 @@ pub fn vision_activations(vision: &Vision, patches: u64, threads: u64) -> u128 {
     4 * (patches * (2 * hidden + wide + 4 * qkv + scores) + patches / 4 * vision.text_hidden as u128)
 }
 
+/// Pixels of so many patches, a byte a channel.
+pub fn vision_patch_bytes(vision: &Vision, patches: u64) -> u128 {
+    3 * u128::from(patches) * (vision.patch as u128).pow(2)
+}
+
+/// So many embeddings, in bytes.
+pub fn vision_row_bytes(vision: &Vision, rows: u64) -> u128 {
+    4 * u128::from(rows) * vision.text_hidden as u128
+}
+
 /// Weights of the tower, and a bound for what images take: one is decoded or encoded at a time.
 pub(super) fn vision_bytes(vision: &Vision, tower_bytes: u64, threads: u64) -> u128 {
-    /// Largest encoded image, and largest decoded one.
-    const ENCODED: u128 = 20 << 20;
-    const DECODED: u128 = 64 << 20;
-    /// The most that padding makes of the 1024 patches of vision.json (a narrow image).
-    const PADDED: u64 = 2048;
-    /// Images of a request or a conversation, whose embeddings wait for the decoder, each as many as padding makes them.
-    const IMAGES: u128 = 16;
-    let queued = 4 * IMAGES * u128::from(PADDED) / 4 * vision.text_hidden as u128;
-    // A decoder keeps a copy of the file; it and its pixels take up to four times the decoded image. Before the tower
-    // begins, only the patches are left.
-    let decoding = ENCODED + 4 * DECODED;
-    let pixels = 4 * 3 * u128::from(PADDED) * (vision.patch as u128).pow(2);
-    let encoding = pixels + vision_activations(vision, PADDED, threads);
-    u128::from(tower_bytes) + ENCODED + decoding.max(encoding) + queued
+    let queued = VISION_IMAGES as u128 * vision_row_bytes(vision, VISION_ROWS);
+    // Before the tower begins, only the patches are left beside the file: as bytes, and as numbers.
+    let pixels = 5 * vision_patch_bytes(vision, VISION_PATCHES);
+    let encoding = u128::from(VISION_ENCODED) + pixels + vision_activations(vision, VISION_PATCHES, threads);
+    u128::from(tower_bytes) + encoding.max(VISION_DECODING.into()) + queued
 }
 
 /// Sums that may not fit into 64 bits; the first that does not is reported.

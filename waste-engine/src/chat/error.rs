@@ -24,6 +24,8 @@ pub enum ChatError {
     /// A message, such as `messages[3].tool_calls[0]`, that cannot be rendered.
     #[error("{param}: {why}")]
     Message { param: String, why: String },
+    #[error("the model's tokenizer has no `<|media_pad|>` where images could stand")]
+    NoPlaceholder,
     #[error("the messages have {parts} images, but {given} are given")]
     Images { parts: usize, given: usize },
 }
@@ -58,6 +60,7 @@ impl Coded for ChatError {
             ChatError::Read(error) => error.code(),
             ChatError::File { .. } => "invalid_chat_format",
             ChatError::Unsupported { .. } => "unsupported_parameter",
+            ChatError::NoPlaceholder => "no_placeholder",
             ChatError::Message { .. } | ChatError::Images { .. } => "invalid_messages",
         }
     }

@@ -8,7 +8,7 @@
 //!    sees), [`read::messages`], [`read::response_format`]; the rest of [`Prompt`] from the fields of the request.
 //!    `thinking` must be false where [`ChatFormat::thinks`] is. [`ChatError::param`] names the field that is wrong.
 //! 3. [`ChatFormat::render`] gives the segments, [`Segments::encode`] their ids, the length of the part that a longer
-//!    conversation will share ([`Encoded::conversation`]), and the order in which images are queued.
+//!    conversation will share ([`Encoded::conversation`]), and the order in which images are queued; [`places`] says where.
 //! 4. The answer: a [`Reply`] from [`ChatFormat::reply`] takes every generated id (the stop id too) and returns what it
 //!    added, as [`Delta`]s; [`Reply::end`] says when to stop, [`Reply::cut`] ends it from outside,
 //!    [`Reply::finish_reason`], [`Reply::answer`] and [`Reply::counts`] are for the end. [`Reply::place`] tells a
@@ -41,5 +41,5 @@ pub use format::{ChatFormat, Choice};
 pub use guide::{Demand, Guide};
 pub use json::{Json, Style};
 pub use reply::{Answer, AnswerCall, Delta, End, Place, Reply, TokenCounts};
-pub use segment::{Encoded, Kind, Segment, Segments};
+pub use segment::{Encoded, Kind, Segment, Segments, places};
 pub use turn::{Limits, Turn};

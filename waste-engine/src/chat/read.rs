@@ -9,9 +9,25 @@ use super::json::{Json, Object};
 pub struct Messages {
     /// The messages.
     pub list: Vec<Message>,
-    /// The content parts that are images, such as `{"type":"image_url","image_url":{"url":…}}`; [`Part::Image`] says
-    /// which.
-    pub images: Vec<Json>,
+    /// The content parts that are images; [`Part::Image`] says which.
+    pub images: Vec<ImagePart>,
+}
+
+/// A content part that is an image.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImagePart {
+    /// Where it stands, such as `messages[3].content[0]`.
+    pub param: String,
+    /// The part, such as `{"type":"image_url","image_url":{"url":…}}`.
+    pub json: Json,
+}
+
+impl ImagePart {
+    /// What it says of where the image is: `image_url` or `image`, a string or an object with an `url`.
+    pub fn url(&self) -> Option<&str> {
+        let given = self.json.get("image_url").or_else(|| self.json.get("image"))?;
+        given.as_str().or_else(|| given.get("url")?.as_str())
+    }
 }
 
 /// Reads a list of messages: roles system, developer (= system), user, assistant and tool.
@@ -45,7 +61,7 @@ pub fn response_format(json: &Json) -> ResponseFormat {
 struct Reader<'a> {
     index: usize,
     object: &'a Object,
-    images: &'a mut Vec<Json>,
+    images: &'a mut Vec<ImagePart>,
 }
 
 impl Reader<'_> {
@@ -122,8 +138,9 @@ impl Reader<'_> {
         match part.get("type").and_then(Json::as_str) {
             Some("text" | "input_text") => text("text"),
             Some("refusal") => text("refusal"),
-            Some("image_url" | "image") => {
-                self.images.push(part.clone());
+            Some("image_url" | "image" | "input_image") => {
+                let param = format!("messages[{}].content[{i}]", self.index);
+                self.images.push(ImagePart { param, json: part.clone() });
                 Ok(Part::Image(self.images.len() - 1))
             }
             _ => {

@@ -1,6 +1,7 @@
 //! A prompt as pieces of text, each tokenized on its own.
 
 use super::conversation::Image;
+use super::error::ChatError;
 use crate::tokenizer::Tokenizer;
 
 /// What a segment's text is.
@@ -45,6 +46,30 @@ pub struct Encoded {
     pub conversation: usize,
     /// The images in the order their placeholders come in, by their place in [`Prompt::images`](super::Prompt::images).
     pub images: Vec<usize>,
+}
+
+/// Where images' rows stand in a prompt, which has them in this order.
+///
+/// # Errors
+/// They stand nowhere: the tokenizer has no placeholder for them.
+pub fn places<'a>(
+    images: impl IntoIterator<Item = &'a Image>,
+    ids: &[u32],
+    placeholder: Option<u32>,
+) -> Result<Vec<usize>, ChatError> {
+    let mut end = 0;
+    let place = |image: &Image| {
+        let rest = ids.get(end..).unwrap_or_default();
+        let at = rest.iter().position(|id| Some(*id) == placeholder).ok_or(ChatError::NoPlaceholder)?;
+        let rows = rest.get(at..at + image.rows).unwrap_or_default();
+        if rows.len() < image.rows || rows.iter().any(|id| Some(*id) != placeholder) {
+            return Err(ChatError::NoPlaceholder);
+        }
+        let place = end + at;
+        end = place + image.rows;
+        Ok(place)
+    };
+    images.into_iter().map(place).collect()
 }
 
 impl Segments {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::Engine;
 use crate::error::EngineError;
-use crate::vision::{ImageRows, Limits, Vision, VisionConfig};
+use crate::vision::{ImageRows, Limits, Prepared, Vision, VisionConfig};
 
 impl Engine {
     /// Loads the model's vision tower, which the engine does not keep.
@@ -20,11 +20,26 @@ impl Engine {
     /// # Errors
     /// The image is refused or damaged, or it was interrupted.
     pub fn image_rows(&self, vision: &Vision, file: &[u8]) -> Result<ImageRows, EngineError> {
-        vision.rows_watched(&self.compute, file, &mut |_, _| {
-            if self.options.cancelled.load(Ordering::Relaxed) {
-                return Err(EngineError::Interrupted);
-            }
-            Ok(())
-        })
+        vision.rows_watched(&self.compute, file, &mut |_, _| self.go_on(true))
+    }
+
+    /// Encodes an image as long as it is `wanted`, which is asked before each of the tower's blocks.
+    ///
+    /// # Errors
+    /// It is not wanted any more, or was interrupted.
+    pub fn encode_image(
+        &self,
+        vision: &Vision,
+        image: &Prepared,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Vec<f32>, EngineError> {
+        vision.encode(&self.compute, image, &mut |_, _| self.go_on(wanted()))
+    }
+
+    fn go_on(&self, wanted: bool) -> Result<(), EngineError> {
+        if wanted && !self.options.cancelled.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(EngineError::Interrupted)
     }
 }

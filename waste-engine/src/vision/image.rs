@@ -1,6 +1,9 @@
 //! From a decoded image to the tower's patches: the size it is given, alpha over a chessboard, padding,
 //! normalisation.
 
+use std::fmt;
+
+use super::ImageSize;
 use super::config::{Board, Processing};
 use super::decode::Bitmap;
 use super::resize::resize;
@@ -73,6 +76,59 @@ pub struct Patches {
     pub plan: Plan,
 }
 
+/// A decoded image of the size that the tower takes: a quarter of what its patches are.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Prepared {
+    /// Of the image it was made of, upright, in pixels.
+    width: usize,
+    height: usize,
+    rgb: Vec<u8>,
+    plan: Plan,
+}
+
+impl Prepared {
+    /// Gives an image its size.
+    pub fn new(image: Bitmap, processing: &Processing, patch: usize) -> Prepared {
+        let (width, height) = (image.width, image.height);
+        let (rgb, plan) = padded_rgb(image, processing, patch);
+        Prepared { width, height, rgb, plan }
+    }
+
+    /// What the prompt says of it.
+    pub fn size(&self) -> ImageSize {
+        ImageSize { width: self.width, height: self.height, tokens: self.plan.tokens() }
+    }
+
+    /// The memory it takes.
+    pub fn bytes(&self) -> usize {
+        self.rgb.len()
+    }
+
+    /// Cuts it into patches.
+    pub fn patches(&self, processing: &Processing, patch: usize) -> Patches {
+        let Prepared { rgb, plan, .. } = self;
+        let values = processing.normalised();
+        let stride = plan.grid_width * patch * 3;
+        let mut pixels = vec![0.0; plan.patches() * 3 * patch * patch];
+        for (p, out) in pixels.chunks_exact_mut(3 * patch * patch).enumerate() {
+            let (row, column) = (p / plan.grid_width, p % plan.grid_width);
+            let origin = row * patch * stride + column * patch * 3;
+            for (i, out) in out.iter_mut().enumerate() {
+                let (channel, y, x) = (i / (patch * patch), i / patch % patch, i % patch);
+                *out = values[channel][rgb[origin + y * stride + x * 3 + channel] as usize];
+            }
+        }
+        Patches { pixels, plan: *plan }
+    }
+}
+
+impl fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Prepared { width, height, plan, .. } = self;
+        f.debug_struct("Prepared").field("width", width).field("height", height).field("plan", plan).finish()
+    }
+}
+
 /// Resizes an image and fills in what is transparent: [height, width, 3], padded with 0 on the right and at the bottom.
 pub fn padded_rgb(image: Bitmap, processing: &Processing, patch: usize) -> (Vec<u8>, Plan) {
     let plan = plan(image.width, image.height, processing.patch_limit, processing.side_limit, patch);
@@ -94,19 +150,7 @@ pub fn padded_rgb(image: Bitmap, processing: &Processing, patch: usize) -> (Vec<
 
 /// Makes the patches of an image.
 pub fn patches(image: Bitmap, processing: &Processing, patch: usize) -> Patches {
-    let (rgb, plan) = padded_rgb(image, processing, patch);
-    let values = processing.normalised();
-    let stride = plan.grid_width * patch * 3;
-    let mut pixels = vec![0.0; plan.patches() * 3 * patch * patch];
-    for (p, out) in pixels.chunks_exact_mut(3 * patch * patch).enumerate() {
-        let (row, column) = (p / plan.grid_width, p % plan.grid_width);
-        let origin = row * patch * stride + column * patch * 3;
-        for (i, out) in out.iter_mut().enumerate() {
-            let (channel, y, x) = (i / (patch * patch), i / patch % patch, i % patch);
-            *out = values[channel][rgb[origin + y * stride + x * 3 + channel] as usize];
-        }
-    }
-    Patches { pixels, plan }
+    Prepared::new(image, processing, patch).patches(processing, patch)
 }
 
 fn composite(pixel: &[u8], background: u8, out: &mut [u8]) {

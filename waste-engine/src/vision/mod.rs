@@ -6,6 +6,7 @@ pub mod config;
 pub mod decode;
 pub mod image;
 pub mod position;
+mod reader;
 mod resize;
 pub mod tower;
 
@@ -13,7 +14,8 @@ use waste_common::config::ModelConfig;
 
 pub use self::config::{PATCHES_DEFAULT, PATCHES_MAX, Processing, VisionConfig};
 pub use self::decode::{Bitmap, ImageError, Limits};
-pub use self::image::Plan;
+pub use self::image::{Plan, Prepared};
+pub use self::reader::Reader;
 pub use self::tower::{Stage, StageSink, Tower};
 
 use crate::compute::Compute;
@@ -51,6 +53,13 @@ pub struct ImageSize {
     pub tokens: usize,
 }
 
+impl From<ImageSize> for crate::chat::Image {
+    fn from(size: ImageSize) -> Self {
+        let pixels = |side| u32::try_from(side).unwrap_or(u32::MAX);
+        Self { width: pixels(size.width), height: pixels(size.height), rows: size.tokens }
+    }
+}
+
 impl VisionConfig {
     /// Lowers or raises the number of patches an image is shrunk to; a quarter of them are positions of the prompt.
     ///
@@ -74,6 +83,15 @@ impl VisionConfig {
         let Processing { patch_limit, side_limit, .. } = self.processing;
         let plan = image::plan(width, height, patch_limit, side_limit, self.shape.patch);
         Ok(ImageSize { width, height, tokens: plan.tokens() })
+    }
+
+    /// Decodes an image and gives it the size that the tower takes.
+    ///
+    /// # Errors
+    /// The image is refused or damaged: see [`decode::decode`].
+    pub fn prepare(&self, file: &[u8], limits: &Limits) -> Result<Prepared, ImageError> {
+        let bitmap = decode::decode(file, limits)?;
+        Ok(Prepared::new(bitmap, &self.processing, self.shape.patch))
     }
 }
 
@@ -138,11 +156,23 @@ impl Vision {
         file: &[u8],
         watch: &mut StageSink,
     ) -> Result<ImageRows, EngineError> {
-        let bitmap = decode::decode(file, &self.limits)?;
-        let (width, height) = (bitmap.width, bitmap.height);
-        let patches = image::patches(bitmap, &self.config.processing, self.config.shape.patch);
-        let tokens = patches.plan.tokens();
-        let rows = self.tower.forward(compute, patches, watch)?;
+        let image = self.config.prepare(file, &self.limits)?;
+        let rows = self.encode(compute, &image, watch)?;
+        let ImageSize { width, height, tokens } = image.size();
         Ok(ImageRows { rows, tokens, width, height })
+    }
+
+    /// Encodes an image, [tokens, hidden size of the decoder]; `watch` as there.
+    ///
+    /// # Errors
+    /// Only those of `watch`.
+    pub fn encode(
+        &self,
+        compute: &Compute,
+        image: &Prepared,
+        watch: &mut StageSink,
+    ) -> Result<Vec<f32>, EngineError> {
+        let patches = image.patches(&self.config.processing, self.config.shape.patch);
+        self.tower.forward(compute, patches, watch)
     }
 }

@@ -203,7 +203,7 @@ fn images_stand_where_their_parts_do_after_sorting() {
     )
     .unwrap();
     let messages = read::messages(&json).unwrap();
-    assert_eq!(messages.images[1].get("image_url"), Some(&Json::from("of a")));
+    assert_eq!(messages.images[1].url(), Some("of a"));
     let image = |width, rows| Image { width, height: 1, rows };
     let prompt =
         Prompt { messages: messages.list, images: vec![image(7, 3), image(5, 2)], ..Prompt::default() };

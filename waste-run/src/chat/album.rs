@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use waste_common::cli::{Failure, Output};
+use waste_common::plan::VISION_IMAGES;
 use waste_engine::Engine;
 use waste_engine::chat::ChatFormat;
-use waste_engine::vision::Vision;
+use waste_engine::vision::{Reader, Vision};
 
 use super::conversation::{Attached, Conversation};
 use crate::args::ChatArgs;
-use crate::images::{IMAGES_MAX, Reader, Seen};
+use crate::images::{self, Seen};
 use crate::open::Found;
 
 /// What reads images, if they are accepted.
@@ -36,7 +37,7 @@ impl Album {
             return Err(Failure::usage("the chat format has no place for images; without --raw, K3's has"));
         }
         let reader = match found.vision() {
-            true => Some(Reader::open(dir, found.config(), &args.images)?),
+            true => Some(images::reader(dir, found.config(), &args.images)?),
             false if args.images.max_patches.is_some() => {
                 return Err(Failure::usage("--max-patches goes with --image or --vision"));
             }
@@ -56,7 +57,7 @@ impl Album {
     /// # Errors
     /// It is refused, or images are not accepted.
     pub fn look(&self, path: &Path) -> Result<Seen, Failure> {
-        self.reader()?.look(path)
+        Seen::look(self.reader()?, path)
     }
 
     /// Adds an image to the next message; one that the conversation has already is not encoded again.
@@ -70,9 +71,9 @@ impl Album {
         conversation: &mut Conversation,
         output: &Output,
     ) -> Result<(), Failure> {
-        if conversation.images() >= IMAGES_MAX {
+        if conversation.images() >= VISION_IMAGES {
             return Err(Failure::usage(format!(
-                "the conversation has {IMAGES_MAX} images, and there is memory for no more; /reset begins anew"
+                "the conversation has {VISION_IMAGES} images, and there is memory for no more; /reset begins anew"
             )));
         }
         let rows = match conversation.rows(seen.sha256()) {

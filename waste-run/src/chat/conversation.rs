@@ -4,14 +4,15 @@ use std::path::Path;
 use std::time::Instant;
 
 use waste_common::cli::Failure;
-use waste_engine::chat::{Answer, ChatFormat, Delta, Effort, Image, Limits, Message, Part, Prompt, Turn};
+use waste_engine::chat::{
+    self, Answer, ChatFormat, Delta, Effort, Image, Limits, Message, Part, Prompt, Turn,
+};
 use waste_engine::sampler::{Mask, Sampler, SamplerOptions, SamplerState, StopMatcher};
 use waste_engine::saved::{self, ImageSpan, Text};
 use waste_engine::tokenizer::Tokenizer;
 use waste_engine::{Engine, EngineError, Finish, Saved, Session, Wanted};
 
 use crate::form::Form;
-use crate::images;
 
 /// Who answers.
 #[derive(Clone, Copy)]
@@ -322,7 +323,8 @@ impl<'a> Conversation<'a> {
         let turn = Turn::new(format, tokenizer, &prompt, self.settings.sampler.clone(), limits)?;
         let mut turn = turn.guided(guide)?;
 
-        let places = images::places(&prompt.images, &new, self.speaker.engine.config())?;
+        let placeholder = self.speaker.engine.config().media_placeholder;
+        let places = chat::places(&prompt.images, &new, placeholder)?;
         let before = self.images.len();
         for (attached, place) in self.attached.drain(..).zip(places) {
             let Attached { image, sha256, rows } = attached;
