@@ -1,6 +1,7 @@
 """What clients of the OpenAI API do, done with its SDK against a running waste-serve."""
 
 import asyncio
+import base64
 import json
 import subprocess
 import sys
@@ -17,8 +18,8 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": 
          for name in ("tide_table", "weather")]
 
 
-def serve(*args):
-    command = [sys.argv[1], f"tests/models/{MODEL}", "--port", "0", "--json", "--ctx", "1024", *args]
+def serve(*args, model=f"tests/models/{MODEL}"):
+    command = [sys.argv[1], model, "--port", "0", "--json", "--ctx", "1024", *args]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return server, json.loads(server.stdout.readline())["addr"] + "/v1"
 
@@ -142,6 +143,26 @@ def test_keys_and_retries(_):
         assert patient.chat.completions.create(**small()).choices
         long.join()
         assert done
+    finally:
+        server.terminate()
+        assert server.wait(60) == 0
+
+
+def test_vision(_):
+    server, url = serve("--vision", model="tests/interop/tiny-k3.waste")
+    try:
+        client = OpenAI(base_url=url, api_key="x")
+        with open("tests/golden/tiny-k3/image.png", "rb") as file:
+            data = "data:image/png;base64," + base64.b64encode(file.read()).decode()
+        image = {"type": "image_url", "image_url": {"url": data, "detail": "high"}}
+        ask = {"model": "tiny-k3", "max_tokens": 8, "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}]}
+        answer = client.chat.completions.create(**ask)
+        assert answer.usage.prompt_tokens > 6 and answer.choices[0].finish_reason in ("stop", "length")
+        again = client.chat.completions.create(**ask)
+        assert again.usage.prompt_tokens_details.cached_tokens == answer.usage.prompt_tokens
+        image["image_url"]["url"] = "https://example.com/x.png"
+        fails(openai.BadRequestError, lambda: client.chat.completions.create(**ask))
     finally:
         server.terminate()
         assert server.wait(60) == 0

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -74,8 +75,8 @@ class Browser:
             self.driver.terminate()
 
 
-def serve(*args):
-    command = [sys.argv[1], "tests/models/k3-tales", "--port", "0", "--json", "--ctx", "1024", *args]
+def serve(model, *args):
+    command = [sys.argv[1], model, "--port", "0", "--json", "--ctx", "1024", *args]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return server, json.loads(server.stdout.readline())["addr"]
 
@@ -126,12 +127,32 @@ def markup_is_text(browser, url):
     assert browser.run("return document.title") == "k3-tales"
 
 
+def sees(browser, _):
+    assert browser.run("return document.getElementById('attach').checkVisibility()") is False, "k3-tales sees nothing"
+    server, url = serve("tests/interop/tiny-k3.waste", "--vision")
+    try:
+        browser.open(url + "/")
+        browser.until("document.getElementById('attach').checkVisibility()", "where images are chosen")
+        browser.run("document.getElementById('tokens').value = 4")
+        browser.type("#images", os.path.abspath("tests/golden/tiny-k3/image.png"))
+        browser.type("#text", "What is it?\n")
+        browser.until("document.querySelector('article.assistant footer')", "the answer")
+        assert browser.run("return document.querySelector('article.user img').naturalWidth") == 75
+        assert browser.run("return document.getElementById('images').files.length") == 0
+        browser.type("#text", "And now?\n")
+        browser.until("document.querySelectorAll('article.assistant footer').length === 2", "the second answer")
+        with urllib.request.urlopen(url + "/metrics", timeout=60) as metrics:
+            assert b"\nwaste_images_encoded_total 1\n" in metrics.read()
+    finally:
+        server.terminate()
+
+
 def main():
-    server, url = serve()
+    server, url = serve("tests/models/k3-tales")
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
             browser = Browser(profile)
-            tests = [talks, goes_on, stops, errors_are_shown, markup_is_text]
+            tests = [talks, goes_on, stops, errors_are_shown, markup_is_text, sees]
             try:
                 for test in tests:
                     test(browser, url)

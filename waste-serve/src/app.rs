@@ -340,7 +340,7 @@ fn models(service: &Service, path: &str) -> Result<Response<Body>, ApiError> {
         "chat_format": format.map(|format| format.name()),
         "thinks": format.is_some_and(|format| format.thinks()),
         "tools": tools,
-        "vision": false,
+        "vision": service.images.is_some(),
     });
     match path.strip_prefix("/v1/models/") {
         None => Ok(json_response(StatusCode::OK, &json!({"object": "list", "data": [model]}))),
@@ -350,7 +350,7 @@ fn models(service: &Service, path: &str) -> Result<Response<Body>, ApiError> {
 }
 
 /// A path's part without its percent signs; clients encode the slash in names.
-fn decoded(text: &str) -> String {
+pub fn decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {

@@ -8,6 +8,7 @@ use waste_common::cli::{ByteSize, CommonArgs, whole};
 use waste_common::machine::CpuList;
 use waste_common::plan::{Budget, KvType, PlanOptions};
 use waste_engine::Arith;
+use waste_engine::vision::PATCHES_DEFAULT;
 
 /// Serve a model over HTTP, as clients of the OpenAI API expect it.
 ///
@@ -76,6 +77,16 @@ pub struct Args {
     /// Write what is asked into the log
     #[arg(long, help_heading = "Answers")]
     pub log_content: bool,
+    /// Take images: loads the vision tower, and plans the memory for it
+    #[arg(long, help_heading = "Images")]
+    pub vision: bool,
+    /// Patches of 14 x 14 pixels an image is shrunk to; four of them take one token [default: 1024]
+    #[arg(long, value_name = "N", value_parser = patches, help_heading = "Images")]
+    pub max_patches: Option<usize>,
+    /// Let requests name image files in this directory and below, as file:// URLs (repeatable). Regular files alone, and no
+    /// links that lead out of it
+    #[arg(long, value_name = "DIR", help_heading = "Images")]
+    pub allow_image_dir: Vec<PathBuf>,
     /// Answers that are written at a time, together: each is the one it would be alone, and takes a context's memory
     /// [default: 1]
     #[arg(long, value_name = "N", value_parser = parallel, help_heading = "Queue")]
@@ -109,7 +120,7 @@ pub struct Args {
     /// Context length: prompt and answer together [default: 4096]
     #[arg(long, value_name = "TOKENS", help_heading = "Memory")]
     pub ctx: Option<usize>,
-    /// Take budget, context, KV type and --parallel from the JSON of waste-plan
+    /// Take budget, context, KV type, --parallel and --vision from the JSON of waste-plan
     #[arg(long, value_name = "FILE", help_heading = "Memory")]
     pub plan: Option<PathBuf>,
     /// How the latent KV cache is kept [default: f16]
@@ -147,6 +158,11 @@ pub struct Args {
 /// A number of answers at a time.
 fn parallel(text: &str) -> Result<usize, String> {
     whole(text, 1, PlanOptions::PARALLEL_MAX)
+}
+
+/// Patches of an image, as many as the memory is planned for.
+fn patches(text: &str) -> Result<usize, String> {
+    whole(text, 4, PATCHES_DEFAULT)
 }
 
 /// A time in seconds, at most a year.

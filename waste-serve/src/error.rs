@@ -60,7 +60,7 @@ impl ApiError {
 
     /// Too much is being received at this moment.
     pub fn crowded() -> ApiError {
-        let message = "other requests take all the room there is for bodies; try again soon";
+        let message = "other requests take all the room there is for bodies or images; try again soon";
         ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
             .with(header::RETRY_AFTER, HeaderValue::from_static("1"))
     }

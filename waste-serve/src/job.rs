@@ -4,13 +4,16 @@ use waste_engine::chat::{Delta, Guide, Reply, TokenCounts};
 use waste_engine::sampler::SamplerOptions;
 
 use crate::error::ApiError;
+use crate::images::Seen;
 use crate::model::Reads;
 
 /// A checked request: everything the worker needs to know.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Job {
     /// The prompt.
     pub ids: Vec<u32>,
+    /// The images in it, in their order.
+    pub images: Vec<Seen>,
     /// How many of them a longer conversation shares: where a state is worth keeping.
     pub conversation: usize,
     /// Reads the answer.

@@ -1,7 +1,7 @@
 //! `waste-serve`: a model over HTTP, as clients of the OpenAI API expect it.
 //!
 //! [`app`] is the whole server without a socket: requests are checked, rendered and tokenized where they come in
-//! ([`request`]), wait in one line ([`queue`]), and are answered, so many at a time, by the thread that owns the model
+//! ([`request`], [`images`]), wait in one line ([`queue`]), and are answered, so many at a time, by the thread that owns the model
 //! ([`worker`], [`writing`]); what it says is written as JSON or as events ([`answer`], [`wire`]).
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,7 @@ mod app;
 pub mod args;
 pub mod error;
 mod fields;
+pub mod images;
 pub mod job;
 mod listen;
 pub mod metrics;
@@ -41,6 +42,7 @@ pub const TOOL: Tool = Tool {
                -d '{\"model\":\"k3\",\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n  \
                Serve others, with keys: waste-serve k3.waste --host 0.0.0.0 --api-key-file keys.txt\n  \
                Four at a time:          waste-serve k3.waste --parallel 4\n  \
+               With images:             waste-serve k3.waste --vision\n  \
                From a pipeline:         waste-plan k3.waste --json | waste-serve -\n\n\
                Environment (empty is unset; an option wins):\n  \
                WASTE_BUDGET     as --budget\n  \

@@ -29,6 +29,7 @@ struct Counts {
     hits: u64,
     misses: u64,
     bytes: u64,
+    images: u64,
     first_token: Histogram,
     token: Histogram,
     queue: Histogram,
@@ -107,12 +108,13 @@ impl Metrics {
         }
     }
 
-    /// Experts were used, and read.
+    /// Experts were used and read, images seen.
     pub fn reads(&self, reads: Reads) {
         let mut counts = self.lock();
         counts.hits += reads.hits;
         counts.misses += reads.misses;
         counts.bytes += reads.bytes;
+        counts.images += reads.images;
     }
 
     /// Everything as text.
@@ -141,6 +143,7 @@ impl Metrics {
         one("waste_expert_hits_total", "counter", "", counts.hits);
         one("waste_expert_misses_total", "counter", "", counts.misses);
         one("waste_bytes_read_total", "counter", "", counts.bytes);
+        one("waste_images_encoded_total", "counter", "", counts.images);
         if let Some(bytes) = resident_bytes() {
             one("waste_resident_bytes", "gauge", "", bytes);
         }

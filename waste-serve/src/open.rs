@@ -6,22 +6,28 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use waste_common::cli::{Chained, Failure, Kind, Output, from_env, resolve_model, whole};
+use waste_common::config::ModelConfig;
 use waste_common::io::Bypass;
 use waste_common::machine::{Machine, Reservation};
-use waste_common::plan::{self, Budget, MemoryPlan, ModelSizes, PlanOptions};
-use waste_engine::chat::{self, ChatFormat, Effort};
+use waste_common::plan::{
+    self, Budget, MemoryPlan, ModelSizes, PlanOptions, VISION_DECODING, VISION_IMAGES, VISION_ROWS,
+    vision_row_bytes,
+};
+use waste_engine::chat::{self, ChatError, ChatFormat, Effort};
 use waste_engine::defaults::Defaults;
 use waste_engine::experts::Usage;
 use waste_engine::experts::usage::USAGE;
 use waste_engine::open::{self, Reserved};
 use waste_engine::sampler::SamplerOptions;
 use waste_engine::tokenizer::Tokenizer;
+use waste_engine::vision::Reader;
 use waste_engine::weights::Source;
 use waste_engine::{Engine, EngineOptions, open_source};
 
 use crate::args::Args;
-use crate::model::{EngineModel, Model, Reuse, ScriptModel};
-use crate::service::{Facts, Settings};
+use crate::images::{self, Images};
+use crate::model::{EngineModel, Gallery, Model, Reuse, ScriptModel, Sight};
+use crate::service::{Facts, READERS, Settings};
 use crate::worker::Open;
 
 /// How often something is sent with --blocking-keepalive.
@@ -64,21 +70,27 @@ pub fn find(args: &Args, output: &Output) -> Result<Found, Failure> {
     let settings = settings(args, &dir, format.as_ref().ok(), &defaults);
     let fingerprint = source.fingerprint();
     let loading = Arc::new(AtomicBool::new(false));
+    let options = plan_options(args, model.chained(), matches!(source, Source::Checkpoint(_)), output)?;
+    let eyes = Eyes::open(args, &options, (&source, &config), (&tokenizer, format.as_ref().ok()))?;
+    let images = eyes.as_ref().map(|Eyes { reader, room }| {
+        Images::new(reader.clone(), config.media_placeholder, &args.allow_image_dir, *room)
+    });
+    let images = images.transpose()?;
     let Planned { ctx, budget_bytes, parallel, open } = match &args.script {
         Some(script) => {
             let (script, tokens) = (script.clone(), dir.clone());
             let open = move || -> Result<Box<dyn Model>, Failure> {
                 Ok(Box::new(ScriptModel::read(&script, &Tokenizer::open(&tokens)?)?))
             };
-            let (ctx, parallel) = (args.ctx.unwrap_or(PlanOptions::CTX), args.parallel.unwrap_or(1));
+            let PlanOptions { ctx, parallel, .. } = options;
             Planned { ctx, budget_bytes: None, parallel, open: Box::new(open) }
         }
-        None => engine(args, &dir, source, model.chained(), &loading, output)?,
+        None => engine(args, &dir, source, options, eyes, &loading, output)?,
     };
     let settings = Settings { parallel, ..settings };
     let vocab = config.vocab;
     let stop_ids = defaults.stop_ids;
-    let facts = Facts { tokenizer, format, vocab, ctx, stop_ids, fingerprint, budget_bytes };
+    let facts = Facts { tokenizer, format, vocab, ctx, stop_ids, fingerprint, budget_bytes, images };
     Ok(Found { facts, settings, open, give_up: loading })
 }
 
@@ -123,12 +135,11 @@ fn engine(
     args: &Args,
     dir: &Path,
     source: Source,
-    planned: Option<&Chained>,
+    mut options: PlanOptions,
+    eyes: Option<Eyes>,
     give_up: &Arc<AtomicBool>,
     output: &Output,
 ) -> Result<Planned, Failure> {
-    let direct = matches!(source, Source::Checkpoint(_));
-    let options = plan_options(args, planned, direct, output)?;
     let mut sizes = match &source {
         Source::Container(container) => ModelSizes::of_container(container)?,
         Source::Checkpoint(checkpoint) => ModelSizes::of_checkpoint_run_directly(checkpoint.config())?,
@@ -142,6 +153,28 @@ fn engine(
     let kept = wanted.min(most);
     // They stay in memory like the trunk, so they are planned with it.
     sizes.trunk_bytes = sizes.trunk_bytes.saturating_add(kept);
+    let mut gallery = 0;
+    if let (Some(eyes), Some(vision)) = (&eyes, &sizes.config.vision) {
+        // What is planned for the embeddings of a conversation is for those that were encoded lately. Beside them: images
+        // that wait, one that is decoded meanwhile, and in each lane those that begin in a chunk.
+        gallery = bytes(VISION_IMAGES as u128 * vision_row_bytes(vision, VISION_ROWS));
+        let queued = bytes(vision_row_bytes(vision, options.chunk as u64 + VISION_ROWS));
+        let queued = queued.saturating_mul(options.parallel as u64);
+        let more = eyes.room.saturating_add(VISION_DECODING).saturating_add(queued);
+        sizes.trunk_bytes = sizes.trunk_bytes.saturating_add(more);
+    }
+    if let Budget::Bytes(planned) = options.budget
+        && args.budget.is_none()
+        && from_env::<Budget>("WASTE_BUDGET", str::parse)?.is_none()
+    {
+        // It was planned without what a server keeps.
+        let least = PlanOptions { budget: Budget::Auto, ..options.clone() };
+        let floor = plan::plan(&sizes, &least, &machine)?.floor_bytes;
+        if planned < floor {
+            output.note("the budget of the plan is raised to what serving takes at least");
+            options.budget = Budget::Bytes(floor);
+        }
+    }
     let what = format!("waste-serve {}", dir.display());
     let Reserved { plan, reservation, unseen } = open::reserve(&sizes, &options, &machine, &what)?;
     if let Some(error) = unseen {
@@ -173,6 +206,8 @@ fn engine(
         learn: args.learn,
         slots,
         kept: usize::try_from(kept).unwrap_or(usize::MAX),
+        reader: eyes.map(|eyes| eyes.reader),
+        gallery: usize::try_from(gallery).unwrap_or(usize::MAX),
         _plan: plan,
         _reservation: reservation,
     };
@@ -187,6 +222,8 @@ struct Opening {
     learn: bool,
     slots: usize,
     kept: usize,
+    reader: Option<Reader>,
+    gallery: usize,
     _plan: MemoryPlan,
     /// Held so that other engines know.
     _reservation: Option<Reservation>,
@@ -208,7 +245,9 @@ impl Opening {
             };
             Box::new(leave) as _
         });
-        Ok(Box::new(EngineModel::new(engine, Reuse::new(self.slots, self.kept), farewell)?))
+        let tower = self.reader.as_ref().map(|reader| reader.load(&engine)).transpose()?;
+        let sight = tower.map(|tower| Sight::new(tower, Gallery::new(self.gallery)));
+        Ok(Box::new(EngineModel::new(engine, Reuse::new(self.slots, self.kept), sight, farewell)?))
     }
 }
 
@@ -246,20 +285,57 @@ fn plan_options(
         }
         let parallel = planned.parallel()?.map(|parallel| usize::try_from(parallel).unwrap_or(usize::MAX));
         options.parallel = parallel.unwrap_or(options.parallel);
-        if planned.vision()?.unwrap_or(false) {
-            let why = "the plan includes images, which waste-serve cannot take yet; plan without --vision";
-            return Err(Failure::usage(why));
-        }
+        options.vision = planned.vision()?.unwrap_or(false);
     }
     options.budget = from_env("WASTE_BUDGET", str::parse)?.unwrap_or(options.budget);
     let threads = |text: &str| whole(text, 1, PlanOptions::THREADS_MAX);
     options.threads = from_env("WASTE_THREADS", threads)?.unwrap_or(options.threads);
     options.parallel = args.parallel.unwrap_or(options.parallel);
+    options.vision |= args.vision;
     options.budget = args.budget.unwrap_or(options.budget);
     options.ctx = args.ctx.unwrap_or(options.ctx);
     options.kv = args.kv.unwrap_or(options.kv);
     options.threads = args.threads.or(args.cpus.as_ref().map(|cpus| cpus.0.len())).unwrap_or(options.threads);
     Ok(options)
+}
+
+/// How images are looked at, and the memory for those that wait.
+struct Eyes {
+    reader: Reader,
+    room: u64,
+}
+
+impl Eyes {
+    /// Those of the model, if it is to take images.
+    fn open(
+        args: &Args,
+        options: &PlanOptions,
+        (source, config): (&Source, &ModelConfig),
+        (tokenizer, format): (&Tokenizer, Option<&ChatFormat>),
+    ) -> Result<Option<Eyes>, Failure> {
+        if !options.vision {
+            let more = args.max_patches.is_some() || !args.allow_image_dir.is_empty();
+            let why = || Failure::usage("--max-patches and --allow-image-dir go with --vision");
+            return if more { Err(why()) } else { Ok(None) };
+        }
+        let reader = Reader::open(source, config, args.max_patches)?;
+        if !format.is_some_and(ChatFormat::takes_images) {
+            return Err(Failure::usage("the model's chat format has no place for images"));
+        }
+        let pad = tokenizer.special_id("<|media_pad|>");
+        if pad.is_none() || pad != config.media_placeholder {
+            return Err(ChatError::NoPlaceholder.into());
+        }
+        // Those that wait, those that are begun, and those that are being read.
+        let requests = args.queue.saturating_add(options.parallel).saturating_add(READERS);
+        let room = config.vision.as_ref().map_or(0, |vision| images::room_bytes(vision, requests));
+        Ok(Some(Eyes { reader, room }))
+    }
+}
+
+/// A size of the plan.
+fn bytes(bytes: u128) -> u64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
 /// A small whole number from the environment.

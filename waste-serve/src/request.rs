@@ -5,6 +5,7 @@ use waste_engine::sampler::{STOP_STRINGS_MAX, SamplerOptions, StopMatcher, Token
 
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::images::{self, Picture};
 use crate::job::Job;
 use crate::service::Service;
 
@@ -13,7 +14,7 @@ const TOOLS_MAX: usize = 128;
 const TOOL_NAME_MAX: usize = 128;
 
 /// A request that was understood.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Asked {
     /// For the worker.
     pub job: Job,
@@ -51,9 +52,10 @@ impl Kept {
 }
 
 /// A chat's prompt, with what the request says about thinking.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Chat {
     prompt: Prompt,
+    pictures: Vec<Picture>,
     strict: bool,
     /// The tools of which one must be called.
     must_call: Vec<String>,
@@ -77,8 +79,9 @@ pub fn chat(service: &Service, body: &Json, owner: u64) -> Result<Asked, ApiErro
         return Err(ApiError::unsupported("modalities", "only text can be answered"));
     }
     let format = service.format()?;
-    let Chat { prompt, strict, must_call } = conversation(service, format, fields)?;
+    let Chat { prompt, pictures, strict, must_call } = conversation(service, format, fields)?;
     let encoded = format.render(&prompt)?.encode(&service.tokenizer);
+    let images = service.images.as_ref().map(|images| images.seen(pictures, &encoded)).transpose()?;
     let logprobs = match (fields.bool("logprobs")?, fields.whole("top_logprobs", 0, 20)?) {
         (Some(true), count) => Some(count.unwrap_or(0) as usize),
         (_, Some(1..)) => {
@@ -107,6 +110,7 @@ pub fn chat(service: &Service, body: &Json, owner: u64) -> Result<Asked, ApiErro
     let guide = Guide::new(format, &service.tokenizer, service.vocab, &service.stop_ids, demand, max_tokens);
     let job = Job {
         conversation: encoded.conversation,
+        images: images.unwrap_or_default(),
         max_tokens,
         guide,
         ids: encoded.ids,
@@ -171,6 +175,7 @@ pub fn completion(service: &Service, body: &Json, owner: u64) -> Result<Asked, A
     let prompt = Prompt { thinking: false, ..Prompt::default() };
     let job = Job {
         conversation: ids.len(),
+        images: Vec::new(),
         max_tokens: service.room("prompt", ids.len(), limit)?,
         ids,
         reply: ChatFormat::raw(&service.tokenizer).reply(&prompt, &service.stop_ids, stop),
@@ -268,14 +273,13 @@ fn conversation(service: &Service, format: &ChatFormat, fields: Fields<'_>) -> R
         Some(_) => (),
     }
     let messages = read::messages(list)?;
-    if let Some(image) = messages.images.first() {
-        return Err(refused_image(image));
-    }
+    let pictures = images::look(service.images.as_ref(), &messages.images)?;
     let (tools, strict) = tools(format, fields)?;
     let (tool_choice, must_call) = tool_choice(&tools, fields)?;
     let (thinking, effort) = thinking(service, format, fields)?;
     let prompt = Prompt {
         messages: messages.list,
+        images: pictures.iter().map(Picture::image).collect(),
         tools,
         tool_choice,
         response_format: response_format(fields)?,
@@ -283,21 +287,7 @@ fn conversation(service: &Service, format: &ChatFormat, fields: Fields<'_>) -> R
         effort,
         ..Prompt::default()
     };
-    Ok(Chat { prompt, strict, must_call })
-}
-
-/// Images: what can never be, and what cannot be here.
-fn refused_image(image: &Json) -> ApiError {
-    let url = image.get("image_url").map(|url| url.get("url").unwrap_or(url)).or_else(|| image.get("image"));
-    let url = url.and_then(Json::as_str).unwrap_or_default();
-    match url.get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("data:")) {
-        true => ApiError::bad("vision_disabled", "messages", "this server does not read images"),
-        false => ApiError::bad(
-            "image_url_not_supported",
-            "messages",
-            "only data:image/…;base64 URLs: the server fetches nothing",
-        ),
-    }
+    Ok(Chat { prompt, pictures, strict, must_call })
 }
 
 fn tools(format: &ChatFormat, fields: Fields<'_>) -> Result<(Vec<Json>, bool), ApiError> {

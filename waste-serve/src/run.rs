@@ -98,7 +98,8 @@ async fn serve(
 fn announce(service: &Service, address: &str, output: &Output) -> Result<(), Failure> {
     let model = &service.settings.model_id;
     if output.json() {
-        return output.event(&json!({"event": "ready", "addr": address, "model": model}));
+        let vision = service.images.is_some();
+        return output.event(&json!({"event": "ready", "addr": address, "model": model, "vision": vision}));
     }
     writeln!(output.text(), "serving {model} on {address}")?;
     output.text().flush()

@@ -14,13 +14,14 @@ use waste_engine::tokenizer::Tokenizer;
 use crate::access::Access;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::images::Images;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
 use crate::worker::{Open, Worker};
 use crate::writing::Kit;
 
 /// Bodies read at a time.
-const READERS: usize = 2;
+pub const READERS: usize = 2;
 
 /// What can be set.
 #[derive(Clone, Debug)]
@@ -95,6 +96,8 @@ pub struct Facts {
     pub fingerprint: String,
     /// RAM it may take, if it is an engine's.
     pub budget_bytes: Option<u64>,
+    /// How images come in, if they do.
+    pub images: Option<Images>,
 }
 
 /// Everything requests share. The worker has the model.
@@ -116,6 +119,8 @@ pub struct Service {
     pub stop_ids: Vec<u32>,
     /// RAM the model may take.
     pub budget_bytes: Option<u64>,
+    /// How images come in, if they do.
+    pub images: Option<Images>,
     /// The line.
     pub queue: Arc<Queue>,
     /// Room for bodies, in KiB: two of the longest.
@@ -149,7 +154,7 @@ impl Service {
         log: Arc<dyn Fn(&str) + Send + Sync>,
         mut open: Box<Open>,
     ) -> Result<(Arc<Service>, Working), Failure> {
-        let Facts { tokenizer, format, vocab, ctx, stop_ids, fingerprint, budget_bytes } = facts;
+        let Facts { tokenizer, format, vocab, ctx, stop_ids, fingerprint, budget_bytes, images } = facts;
         let tokenizer = Arc::new(tokenizer);
         let mask = tokenizer.text_mask(vocab);
         let closed_mask = tokenizer.special_id("<|open|>").map(|open| {
@@ -186,6 +191,7 @@ impl Service {
             ctx,
             stop_ids,
             budget_bytes,
+            images,
             queue,
             metrics,
             fingerprint: format!("waste-{version}-{short}"),

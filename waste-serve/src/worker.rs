@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use waste_common::cli::Failure;
-use waste_engine::Rota;
 use waste_engine::sampler::Sampler;
+use waste_engine::{EngineError, Rota};
 
 use crate::error::ApiError;
 use crate::job::Event;
@@ -94,15 +94,21 @@ impl Desk {
         let kit = &worker.kit;
         self.leave(worker, model);
         for slot in self.at(Stage::New) {
-            self.with(slot, |writing| match model.begin(slot, writing.job()) {
+            self.with(slot, |writing| match model.begin(slot, writing.work().0) {
                 Ok(reused) => writing.begun(kit, reused),
                 Err(error) => writing.fail(kit.failure(error)),
             });
         }
         if let Some(slot) = self.rota.next(self.at(Stage::Prompt).into_iter()) {
-            self.with(slot, |writing| match model.prefill(slot, writing.job()) {
-                Ok(done) => writing.prefilled(kit, done),
-                Err(error) => writing.fail(kit.failure(error)),
+            self.with(slot, |writing| {
+                let (job, events) = writing.work();
+                let wanted = || !events.is_closed() && !worker.queue.overdue();
+                match model.prefill(slot, job, &wanted) {
+                    Ok(done) => writing.prefilled(kit, done),
+                    // Not wanted any more: it is ended below.
+                    Err(EngineError::Interrupted) => (),
+                    Err(error) => writing.fail(kit.failure(error)),
+                }
             });
             self.count(worker, model, &[slot]);
             self.leave(worker, model);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use tokio::sync::mpsc::UnboundedSender;
 use waste_engine::EngineError;
 use waste_engine::chat::{Delta, Guide, Place, Reply};
 use waste_engine::sampler::{Mask, Sampler};
@@ -100,6 +101,11 @@ impl Writing {
     /// What is to be done.
     pub fn job(&self) -> &Job {
         &self.ticket.job
+    }
+
+    /// The same to work on, and who waits for it.
+    pub fn work(&mut self) -> (&mut Job, &UnboundedSender<Event>) {
+        (&mut self.ticket.job, &self.ticket.events)
     }
 
     /// How far it is.

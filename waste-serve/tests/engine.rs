@@ -33,7 +33,7 @@ fn server_of(reuse: Reuse, access: Access, parallel: usize) -> Server {
         EngineOptions { ctx: 4096, chunk: 32, threads: 2, readers: 2, parallel, ..EngineOptions::default() };
     let engine = Engine::open(&model().dir, options).unwrap();
     let settings = Settings { effort: None, parallel, queue: 32, ..Settings::default() };
-    Server::new(facts(&model().dir), settings, access, EngineModel::new(engine, reuse, None).unwrap())
+    Server::new(facts(&model().dir), settings, access, EngineModel::new(engine, reuse, None, None).unwrap())
 }
 
 fn keeping() -> Reuse {

@@ -217,12 +217,12 @@ fn what_is_wrong_is_named() {
             (
                 with("messages", json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}])),
                 "image_url_not_supported",
-                "messages",
+                "messages[0].content[0]",
             ),
             (
                 with("messages", json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}])),
                 "vision_disabled",
-                "messages",
+                "messages[0].content[0]",
             ),
         ] {
             let got = server.chat(&body).await;

@@ -2,6 +2,8 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
+#[path = "util/pictures.rs"]
+mod pictures;
 #[path = "util/serving.rs"]
 mod serving;
 
@@ -137,6 +139,53 @@ fn a_plan_says_how_many_are_written_at_a_time() {
     }
 }
 
+/// The model that sees, as a process.
+#[test]
+fn it_sees() {
+    let home = tempfile::tempdir().unwrap();
+    let plan = home.path().join("plan.json");
+    let model = data("interop/tiny-k3.waste");
+    let planned = run("waste-plan", [arg(&model), "--vision", "--ctx", "512", "--json"]).done();
+    std::fs::write(&plan, planned.stdout).unwrap();
+    for args in [&["--plan", arg(&plan)][..], &["--vision", "--ctx", "512", "--parallel", "2"]] {
+        let serving =
+            Serving::start(arg(&model), &[args, &["--threads", "2", "--max-patches", "256"]].concat());
+        let models = serving.ask("GET /v1/models", "");
+        assert!(models.contains("\"vision\":true") && models.contains("\"max_model_len\":512"), "{models}");
+        let ask = |image: &[u8]| {
+            let content = [pictures::picture(image), pictures::text("What is it?")];
+            let body = json!({
+                "model": "tiny-k3", "messages": [{"role": "user", "content": content}], "max_tokens": 8,
+                "temperature": 0, "thinking": false,
+            });
+            serving.ask("POST /v1/chat/completions", &body.to_string())
+        };
+        let got = ask(&pictures::file(pictures::IMAGE));
+        let got: Value = serde_json::from_str(got.split_once("\r\n\r\n").unwrap().1).unwrap();
+        let image = data(pictures::IMAGE);
+        let chat = ["chat", arg(&model), "--image", arg(&image), "--no-thinking", "-n", "8", "--temp", "0"];
+        let mut command = waste_tests::tool::tool("waste-run");
+        let ran = Ran::of(command.args(chat).args(["--json", "-q"]).write_stdin("What is it?\n")).done();
+        let said: Value = serde_json::from_str(ran.stdout.lines().next().unwrap()).unwrap();
+        assert_eq!(got["choices"][0]["message"]["content"], said["text"], "{got}");
+        // What claims to be large takes no memory: neither sides beyond all limits, nor pixels that are not there.
+        let peak = peak_bytes(&serving);
+        for (width, height) in [(1 << 31, 1 << 31), (16_384, 16_384), (16_000, 4_000), (4_000, 4_000)] {
+            let got = ask(&pictures::png(width, height, None));
+            assert!(got.starts_with("HTTP/1.1 400") && got.contains("image_invalid"), "{got}");
+        }
+        assert!(peak_bytes(&serving) - peak < 80 << 20, "{} {peak}", peak_bytes(&serving));
+        serving.end().exits(0);
+    }
+}
+
+/// What a process took at most, where the system says so.
+fn peak_bytes(serving: &Serving) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", serving.child.id())).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.map_or(0, |line| line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10)
+}
+
 #[test]
 fn what_does_not_fit_or_make_sense_is_refused() {
     let refused = |args: &[&str], environment: &[(&str, &str)], exit: i32, code: &str| {
@@ -147,6 +196,11 @@ fn what_does_not_fit_or_make_sense_is_refused() {
         error["message"].as_str().unwrap().to_owned()
     };
     assert!(refused(&["--parallel", "0"], &[], 2, "usage").contains("1 to 16"));
+    refused(&["--vision"], &[], 3, "no_vision");
+    for args in [&["--max-patches", "64"][..], &["--allow-image-dir", "."]] {
+        assert!(refused(args, &[], 2, "usage").contains("--vision"));
+    }
+    assert!(refused(&["--vision", "--max-patches", "3"], &[], 2, "usage").contains("4 to 1024"));
     refused(&["--parallel", "16", "--ctx", "1000000", "--budget", "64MiB"], &[], 4, "budget_below_floor");
     for (key, value) in
         [("WASTE_IO_DEPTH", "65"), ("WASTE_LOOKAHEAD", "x"), ("WASTE_THREADS", "0"), ("WASTE_BUDGET", "much")]

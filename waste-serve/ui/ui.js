@@ -29,6 +29,7 @@ async function facts() {
   if (model.budget_bytes) said.unshift(`${size(model.budget_bytes)} of RAM`);
   $("facts").textContent = said.join(" · ");
   $("effort").disabled = !model.thinks;
+  $("attach").hidden = !model.vision;
 }
 
 /** The sums of the server's counters that the line about speed needs. */
@@ -69,6 +70,24 @@ function show(kind, text = "") {
   $("talk").append(article);
   article.scrollIntoView({ block: "end" });
   return { article, body };
+}
+
+/** A file as a data: URL, which is how the server takes images. */
+function dataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+}
+
+/** What the person says: text, with images before it. */
+function say(text, urls) {
+  const images = urls.map((url) => ({ type: "image_url", image_url: { url } }));
+  messages.push({ role: "user", content: images.length ? [...images, { type: "text", text }] : text });
+  const { body } = show("user", text);
+  body.before(...urls.map((url) => Object.assign(document.createElement("img"), { src: url, alt: "" })));
 }
 
 /** Where thinking goes: folded away, above the answer. */
@@ -173,22 +192,23 @@ $("ask").addEventListener("submit", async (event) => {
   const text = $("text").value.trim();
   if (!text || running) return;
   $("text").value = "";
-  messages.push({ role: "user", content: text });
-  show("user", text);
-  const place = show("assistant");
   running = new AbortController();
+  let keep = false;
   $("send").hidden = true;
   $("stop").hidden = false;
   try {
-    await answer(place, running.signal);
+    say(text, await Promise.all([...$("images").files].map(dataUrl)));
+    await answer(show("assistant"), running.signal);
   } catch (error) {
     if (error.name !== "AbortError") show("wrong", error.message);
-    // What was not answered can be asked again.
+    // What was not answered can be asked again, with its images.
     if (messages.at(-1)?.role === "user") {
       messages.pop();
       $("text").value ||= text;
+      keep = true;
     }
   } finally {
+    if (!keep) $("images").value = "";
     running = null;
     $("live").textContent = "";
     $("send").hidden = false;

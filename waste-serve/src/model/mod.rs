@@ -1,10 +1,12 @@
 //! What stands behind the queue: the engine, or a script in its place.
 
 mod engine;
+mod gallery;
 mod reuse;
 mod script;
 
-pub use engine::EngineModel;
+pub use engine::{EngineModel, Sight};
+pub use gallery::Gallery;
 pub use reuse::Reuse;
 pub use script::ScriptModel;
 
@@ -21,13 +23,19 @@ pub trait Model: Send {
     ///
     /// # Errors
     /// The engine fails. The next answer may succeed all the same.
-    fn begin(&mut self, slot: usize, job: &Job) -> Result<usize, EngineError>;
+    fn begin(&mut self, slot: usize, job: &mut Job) -> Result<usize, EngineError>;
 
-    /// Takes the next chunk of a slot's prompt in, and says how many of its tokens are in now.
+    /// Takes the next chunk of a slot's prompt in, or looks at an image that stands there, and says how many of its tokens
+    /// are in now. What takes long asks on the way whether it is still `wanted`.
     ///
     /// # Errors
-    /// As there.
-    fn prefill(&mut self, slot: usize, job: &Job) -> Result<usize, EngineError>;
+    /// As there; [`EngineError::Interrupted`] if it is not wanted any more.
+    fn prefill(
+        &mut self,
+        slot: usize,
+        job: &mut Job,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<usize, EngineError>;
 
     /// Goes on with each of these slots, whose prompts are in: `write` is asked once for each.
     ///
@@ -58,7 +66,7 @@ pub enum Given<'a> {
     Text(String),
 }
 
-/// What the expert store did.
+/// What was read and seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reads {
     /// Experts that were in memory.
@@ -67,6 +75,8 @@ pub struct Reads {
     pub misses: u64,
     /// Bytes read from the disk.
     pub bytes: u64,
+    /// Images that went through the tower.
+    pub images: u64,
     /// Whether past the page cache.
     pub direct_io: bool,
 }
@@ -79,6 +89,7 @@ impl Reads {
             hits: self.hits.saturating_sub(before.hits),
             misses: self.misses.saturating_sub(before.misses),
             bytes: self.bytes.saturating_sub(before.bytes),
+            images: self.images.saturating_sub(before.images),
             direct_io: self.direct_io,
         }
     }
@@ -90,6 +101,7 @@ impl Reads {
             hits: self.hits + other.hits,
             misses: self.misses + other.misses,
             bytes: self.bytes + other.bytes,
+            images: self.images + other.images,
             direct_io: self.direct_io || other.direct_io,
         }
     }
@@ -102,6 +114,7 @@ impl Reads {
             hits: part(self.hits),
             misses: part(self.misses),
             bytes: part(self.bytes),
+            images: part(self.images),
             direct_io: self.direct_io,
         }
     }
@@ -113,7 +126,7 @@ mod tests {
 
     #[test]
     fn parts_are_a_whole() {
-        let whole = Reads { hits: 7, misses: 2, bytes: 1_000_001, direct_io: true };
+        let whole = Reads { hits: 7, misses: 2, bytes: 1_000_001, images: 3, direct_io: true };
         for of in 1..9 {
             let parts = (0..of).map(|i| whole.part(i, of)).reduce(Reads::and);
             assert_eq!(parts, Some(whole));

@@ -1,5 +1,6 @@
 //! States that are kept so that the next turn of a conversation need not compute the earlier ones again.
 
+use waste_engine::saved::ImageSpan;
 use waste_engine::{Sequence, Snapshot};
 
 /// Kept states of one conversation: at its end, at the prompt's, at the answer's.
@@ -10,6 +11,8 @@ pub struct Kept {
     owner: u64,
     /// The tokens it is the state of.
     pub tokens: Vec<u32>,
+    /// The images whose rows stand for some of them.
+    images: Vec<ImageSpan>,
     /// What the last of them left, if it is known.
     pub logits: Vec<f32>,
     /// The state.
@@ -32,23 +35,35 @@ impl Reuse {
         Reuse { states: Vec::new(), states_max: conversations.saturating_mul(STATES), bytes_max, clock: 0 }
     }
 
-    /// The longest state of this owner whose tokens begin `ids` exactly. A state of all of them counts only with its
-    /// logits: something must be sampled from.
-    pub fn find(&mut self, owner: u64, ids: &[u32]) -> Option<&Kept> {
+    /// The longest state of this owner whose tokens begin `ids` exactly, with the same images. A state of all of them
+    /// counts only with its logits: something must be sampled from.
+    pub fn find(&mut self, owner: u64, ids: &[u32], images: &[ImageSpan]) -> Option<&Kept> {
         self.clock += 1;
         let fits = |kept: &&mut Kept| {
             let whole = kept.tokens.len() == ids.len();
-            kept.owner == owner && ids.starts_with(&kept.tokens) && (!whole || !kept.logits.is_empty())
+            kept.owner == owner
+                && ids.starts_with(&kept.tokens)
+                && within(images, kept.tokens.len()) == kept.images
+                && (!whole || !kept.logits.is_empty())
         };
         let best = self.states.iter_mut().filter(fits).max_by_key(|kept| kept.tokens.len())?;
         best.used = self.clock;
         Some(best)
     }
 
-    /// Keeps a sequence's state.
-    pub fn keep(&mut self, owner: u64, tokens: &[u32], logits: &[f32], sequence: &Sequence) {
+    /// Keeps a sequence's state. `images` are those of its text, which may go on.
+    pub fn keep(
+        &mut self,
+        owner: u64,
+        tokens: &[u32],
+        images: &[ImageSpan],
+        logits: &[f32],
+        sequence: &Sequence,
+    ) {
         self.clock += 1;
-        let kept = self.states.iter_mut().find(|kept| kept.owner == owner && kept.tokens == tokens);
+        let images = within(images, tokens.len());
+        let same = |kept: &Kept| kept.owner == owner && kept.tokens == tokens && kept.images == images;
+        let kept = self.states.iter_mut().find(|kept| same(kept));
         if let Some(kept) = kept.filter(|kept| logits.is_empty() || !kept.logits.is_empty()) {
             kept.used = self.clock;
             return;
@@ -58,15 +73,15 @@ impl Reuse {
         if bytes > self.bytes_max || self.states_max == 0 {
             return;
         }
-        self.states.retain(|kept| kept.owner != owner || kept.tokens != tokens);
+        self.states.retain(|kept| !same(kept));
         while self.states.len() >= self.states_max || self.bytes() + bytes > self.bytes_max {
             let Some(oldest) = (0..self.states.len()).min_by_key(|at| self.states[*at].used) else { break };
             self.states.swap_remove(oldest);
         }
         // A state that was broken on the way is none to keep.
         if let Ok(snapshot) = sequence.snapshot() {
-            let (tokens, logits) = (tokens.to_vec(), logits.to_vec());
-            self.states.push(Kept { owner, tokens, logits, snapshot, bytes, used: self.clock });
+            let (tokens, images, logits) = (tokens.to_vec(), images.to_vec(), logits.to_vec());
+            self.states.push(Kept { owner, tokens, images, logits, snapshot, bytes, used: self.clock });
         }
     }
 
@@ -74,4 +89,9 @@ impl Reuse {
     pub fn bytes(&self) -> usize {
         self.states.iter().map(|kept| kept.bytes).sum()
     }
+}
+
+/// The images that begin among so many tokens. States end where a message or an answer does, never within an image.
+fn within(images: &[ImageSpan], tokens: usize) -> &[ImageSpan] {
+    &images[..images.partition_point(|image| image.position < tokens)]
 }

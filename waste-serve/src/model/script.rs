@@ -98,14 +98,14 @@ impl ScriptModel {
 }
 
 impl Model for ScriptModel {
-    fn begin(&mut self, slot: usize, _: &Job) -> Result<usize, EngineError> {
+    fn begin(&mut self, slot: usize, _: &mut Job) -> Result<usize, EngineError> {
         let case = self.cases[self.next % self.cases.len()].clone();
         self.next += 1;
         self.slots.insert(slot, Slot { done: 0, left: case.into_iter() });
         Ok(0)
     }
 
-    fn prefill(&mut self, slot: usize, job: &Job) -> Result<usize, EngineError> {
+    fn prefill(&mut self, slot: usize, job: &mut Job, _: &dyn Fn() -> bool) -> Result<usize, EngineError> {
         std::thread::sleep(self.prefill);
         let Some(slot) = self.slots.get_mut(&slot) else { return Ok(job.ids.len()) };
         slot.done = job.ids.len().min(slot.done + CHUNK);

@@ -37,6 +37,7 @@ pub fn facts(dir: &Path) -> Facts {
         fingerprint: "0123456789abcdef".to_owned(),
         tokenizer,
         budget_bytes: Some(1 << 30),
+        images: None,
     }
 }
 
@@ -223,7 +224,7 @@ impl Puppet {
 }
 
 impl Model for Puppet {
-    fn begin(&mut self, slot: usize, job: &Job) -> Result<usize, EngineError> {
+    fn begin(&mut self, slot: usize, job: &mut Job) -> Result<usize, EngineError> {
         self.called(Call::Begin(slot));
         self.prompts.lock().unwrap().push(job.ids.clone());
         self.done.insert(slot, 0);
@@ -231,7 +232,7 @@ impl Model for Puppet {
     }
 
     /// Two chunks, each a step.
-    fn prefill(&mut self, slot: usize, job: &Job) -> Result<usize, EngineError> {
+    fn prefill(&mut self, slot: usize, job: &mut Job, _: &dyn Fn() -> bool) -> Result<usize, EngineError> {
         self.called(Call::Prefill(slot));
         self.step()?;
         let done = self.done.get_mut(&slot).unwrap();
