@@ -20,6 +20,10 @@ seed() {
 seed manifest tests/interop/*/manifest.json tests/configs/*.json fuzz/corpus/manifest/
 seed tokenizer README.md tests/tokenizer/specials.*.json fuzz/corpus/tokenizer/
 seed image tests/golden/components/*.png fuzz/corpus/image/
+# Two pixels of a Photoshop document, as they are and in runs.
+header='8BPS\0\1\0\0\0\0\0\0\0\3\0\0\0\1\0\0\0\2\0\10\0\3\0\0\0\0\0\0\0\0\0\0\0\0\0'
+printf "$header\\0abcdef" >fuzz/corpus/image/raw.psd
+printf "$header\\1\\0\\3\\0\\2\\0\\2\\1ab\\377c\\377d" >fuzz/corpus/image/runs.psd
 mkdir -p fuzz/corpus/http_body
 printf '{"messages":[{"role":"user","content":"a"}],"max_tokens":3,"stream":true,"stop":["x"]}' >fuzz/corpus/http_body/chat
 printf '{"prompt":"a","temperature":0.5,"logit_bias":{"3":1}}' >fuzz/corpus/http_body/completion

@@ -6,6 +6,8 @@ use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader};
 use waste_common::error::{Coded, Exit};
 
+use super::psd::{self, Psd};
+
 const FORMATS: [ImageFormat; 6] = [
     ImageFormat::Png,
     ImageFormat::Jpeg,
@@ -15,13 +17,20 @@ const FORMATS: [ImageFormat; 6] = [
     ImageFormat::WebP,
 ];
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Format {
+    /// One that the image crate reads.
+    Usual(ImageFormat),
+    Psd,
+}
+
 /// Why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum ImageError {
     #[error("the image file has {bytes} bytes; at most {max} are accepted: save it smaller")]
     Encoded { bytes: usize, max: usize },
-    #[error("the image is in no format that is read: PNG, JPEG, GIF, BMP, TGA, WebP")]
+    #[error("the image is in no format that is read: PNG, JPEG, GIF, BMP, TGA, WebP, PSD")]
     Format,
     #[error(
         "the image has {width} x {height} pixels; at most {side} on a side and {decoded} bytes decoded are accepted: \
@@ -30,7 +39,7 @@ pub enum ImageError {
     Dimensions { width: u32, height: u32, side: u32, decoded: u64 },
     #[error("the image has {width} x {height} pixels: it is empty")]
     Empty { width: u32, height: u32 },
-    #[error("the {format} image is damaged: {problem}")]
+    #[error("the {format} image cannot be read: {problem}")]
     Damaged { format: &'static str, problem: String },
 }
 
@@ -103,7 +112,7 @@ pub fn dimensions(file: &[u8], limits: &Limits) -> Result<(usize, usize), ImageE
 /// As [`dimensions`]; or its pixels are damaged or incomplete.
 pub fn decode(file: &[u8], limits: &Limits) -> Result<Bitmap, ImageError> {
     let format = format_of(file, limits)?;
-    if format == ImageFormat::Jpeg && !jpeg_is_whole(file) {
+    if format == Format::Usual(ImageFormat::Jpeg) && !jpeg_is_whole(file) {
         return Err(damaged(format)("it ends before its last scan does"));
     }
     let mut decoder = open(file, format, limits)?;
@@ -121,28 +130,36 @@ pub fn decode(file: &[u8], limits: &Limits) -> Result<Bitmap, ImageError> {
     })
 }
 
-fn format_of(file: &[u8], limits: &Limits) -> Result<ImageFormat, ImageError> {
+fn format_of(file: &[u8], limits: &Limits) -> Result<Format, ImageError> {
     if file.len() > limits.encoded {
         return Err(ImageError::Encoded { bytes: file.len(), max: limits.encoded });
     }
+    if file.starts_with(psd::MAGIC) {
+        return Ok(Format::Psd);
+    }
     match image::guess_format(file) {
-        Ok(format) if FORMATS.contains(&format) => Ok(format),
-        Err(_) if looks_like_tga(file) => Ok(ImageFormat::Tga),
+        Ok(format) if FORMATS.contains(&format) => Ok(Format::Usual(format)),
+        Err(_) if looks_like_tga(file) => Ok(Format::Usual(ImageFormat::Tga)),
         _ => Err(ImageError::Format),
     }
 }
 
 fn open<'a>(
     file: &'a [u8],
-    format: ImageFormat,
+    format: Format,
     limits: &Limits,
-) -> Result<impl ImageDecoder + 'a, ImageError> {
-    let mut reader = ImageReader::with_format(Cursor::new(file), format);
-    let mut own = image::Limits::default();
-    // What a decoder allocates beside the pixels; the sides are checked below, with a message of our own.
-    own.max_alloc = Some(limits.decoded.saturating_mul(3));
-    reader.limits(own);
-    let decoder = reader.into_decoder().map_err(damaged(format))?;
+) -> Result<Box<dyn ImageDecoder + 'a>, ImageError> {
+    let decoder: Box<dyn ImageDecoder> = match format {
+        Format::Usual(usual) => {
+            let mut reader = ImageReader::with_format(Cursor::new(file), usual);
+            let mut own = image::Limits::default();
+            // What a decoder allocates beside the pixels; the sides are checked below, with a message of our own.
+            own.max_alloc = Some(limits.decoded.saturating_mul(3));
+            reader.limits(own);
+            Box::new(reader.into_decoder().map_err(damaged(format))?)
+        }
+        Format::Psd => Box::new(Psd::open(file).map_err(damaged(format))?),
+    };
     let (width, height) = decoder.dimensions();
     if width == 0 || height == 0 {
         return Err(ImageError::Empty { width, height });
@@ -160,14 +177,15 @@ fn orientation(decoder: &mut impl ImageDecoder) -> Orientation {
     decoder.orientation().unwrap_or(Orientation::NoTransforms)
 }
 
-fn damaged<E: ToString>(format: ImageFormat) -> impl Fn(E) -> ImageError {
+fn damaged<E: ToString>(format: Format) -> impl Fn(E) -> ImageError {
     let format = match format {
-        ImageFormat::Png => "PNG",
-        ImageFormat::Jpeg => "JPEG",
-        ImageFormat::Gif => "GIF",
-        ImageFormat::Bmp => "BMP",
-        ImageFormat::Tga => "TGA",
-        _ => "WebP",
+        Format::Psd => "PSD",
+        Format::Usual(ImageFormat::Png) => "PNG",
+        Format::Usual(ImageFormat::Jpeg) => "JPEG",
+        Format::Usual(ImageFormat::Gif) => "GIF",
+        Format::Usual(ImageFormat::Bmp) => "BMP",
+        Format::Usual(ImageFormat::Tga) => "TGA",
+        Format::Usual(_) => "WebP",
     };
     move |problem| ImageError::Damaged { format, problem: problem.to_string() }
 }

@@ -6,6 +6,7 @@ pub mod config;
 pub mod decode;
 pub mod image;
 pub mod position;
+mod psd;
 mod reader;
 mod resize;
 pub mod tower;
