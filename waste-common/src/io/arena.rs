@@ -120,14 +120,13 @@ mod tests {
         let arena = Arena::new(5, 3 * ALIGNMENT - 1).unwrap();
         assert_eq!((arena.slots(), arena.slot_bytes()), (5, 3 * ALIGNMENT));
         for slot in 0..5 {
-            assert!(arena.read(slot).iter().all(|&byte| byte == 0));
+            assert!(*arena.read(slot) == [0; 3 * ALIGNMENT]);
             assert_eq!(arena.read(slot).as_ptr().addr() % ALIGNMENT, 0);
             arena.touch(slot);
             arena.write(slot).fill(slot as u8 + 1);
         }
         for slot in 0..5 {
-            assert_eq!(arena.read(slot).len(), 3 * ALIGNMENT);
-            assert!(arena.read(slot).iter().all(|&byte| byte == slot as u8 + 1));
+            assert!(*arena.read(slot) == [slot as u8 + 1; 3 * ALIGNMENT]);
         }
     }
 
@@ -149,7 +148,7 @@ mod tests {
                         let slot = (round + thread as usize) % 3;
                         arena.write(slot).fill(thread);
                         let read = arena.read(slot);
-                        assert!(read.iter().all(|&byte| byte == read[0]));
+                        assert!(*read == [read[0]; 2 * ALIGNMENT]);
                     }
                 });
             }

@@ -84,10 +84,10 @@ mod tests {
             let mut buffer = AlignedBuf::zeroed(len).unwrap();
             assert_eq!((buffer.len(), buffer.bytes().len(), buffer.is_empty()), (len, len, len == 0));
             assert_eq!(buffer.bytes().as_ptr().addr() % ALIGNMENT, 0);
-            assert!(buffer.bytes().iter().all(|byte| *byte == 0));
+            assert!(buffer.bytes() == vec![0; len]);
             assert_eq!(buffer.pages_mut().len(), len.next_multiple_of(ALIGNMENT));
             buffer.bytes_mut().fill(7);
-            assert!(buffer.bytes().iter().all(|byte| *byte == 7));
+            assert!(buffer.bytes() == vec![7; len]);
         }
     }
 
