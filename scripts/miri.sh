@@ -10,6 +10,6 @@ export MIRIFLAGS="-Zmiri-disable-isolation" PROPTEST_CASES=4 WASTE_KERNELS=porta
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/miri
 step() { printf '\n== %s\n' "$*"; "$@"; }
 
-step cargo +nightly miri test -p waste-common --no-default-features --lib -- io:: container::record
+step cargo +nightly miri test -p waste-common --no-default-features --lib -- io::arena io::buffer io::slab container::record
 step cargo +nightly miri test -p waste-engine --no-default-features --lib -- kernels::portable experts::cache
 step cargo +nightly miri test -p waste-capi --lib

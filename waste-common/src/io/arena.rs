@@ -2,7 +2,6 @@
 
 #![allow(unsafe_code)]
 
-use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -77,8 +76,8 @@ impl Arena {
     /// The bytes of a slot; panics if there is no such slot.
     fn slot(&self, slot: usize) -> *mut [u8] {
         assert!(slot < self.slots());
-        let first = self.memory.cells()[slot * self.slot_bytes..].as_ptr();
-        std::ptr::slice_from_raw_parts_mut(UnsafeCell::raw_get(first), self.slot_bytes)
+        let first = self.memory.start().wrapping_add(slot * self.slot_bytes);
+        std::ptr::slice_from_raw_parts_mut(first, self.slot_bytes)
     }
 }
 
