@@ -102,6 +102,10 @@ typedef struct {
     uint64_t cpus;
 } waste_machine_info;
 
+// Told how far waste_open is: `bytes` of `of` that stay in memory are loaded. What it returns stops it if it is not 0:
+// it ends with WASTE_STATUS_INTERRUPTED. Called while waste_open runs, by one thread at a time, which may be another.
+typedef int32_t (*waste_on_load)(void *user, uint64_t bytes, uint64_t of);
+
 // How a model is planned and opened.
 typedef struct {
     // sizeof(waste_options).
@@ -131,8 +135,15 @@ typedef struct {
     uint32_t verify;
     // Not 0: open even where the floor is above the usable RAM.
     uint32_t allow_swap;
-    // Always 0.
-    uint32_t reserved;
+    // Not 0: load the model's vision tower and count it, so that sessions take images.
+    uint32_t vision;
+    // Patches that an image is shrunk to, at least 4; a quarter of them are positions. 0 for what the model says, at
+    // most 1024.
+    uint64_t max_patches;
+    // Told by waste_open how far it is, or NULL.
+    waste_on_load on_load;
+    // What it is called with.
+    void *user;
 } waste_options;
 
 // What a model needs, in bytes, and what it gets.
@@ -147,7 +158,7 @@ typedef struct {
     uint64_t scratch_bytes;
     // Two layers' chosen experts.
     uint64_t min_expert_cache_bytes;
-    // The sum: the least the model runs with, with one session.
+    // The sum, with vision: the least the model runs with, with one session.
     uint64_t floor_bytes;
     // What a token reads when nothing is cached.
     uint64_t working_set_bytes;
@@ -165,6 +176,8 @@ typedef struct {
     uint64_t expert_cache_bytes;
     // Not 0: the budget stays within the cap.
     uint64_t fits;
+    // The vision tower, and what images take; 0 without vision.
+    uint64_t vision_bytes;
 } waste_plan_info;
 
 // What a model is.
@@ -193,6 +206,8 @@ typedef struct {
     int64_t begin_token;
     // The token that ends a text, or -1; there may be more of them.
     int64_t end_token;
+    // The token that holds the place of a row of an image, or -1.
+    int64_t media_token;
 } waste_model_info;
 
 // What the expert cache has done since the model was opened.
@@ -288,6 +303,18 @@ typedef struct {
     uint64_t finish;
 } waste_outcome;
 
+// What an image takes.
+typedef struct {
+    // sizeof(waste_image_info).
+    size_t size;
+    // Pixels of a row, turned upright.
+    uint64_t width;
+    // Rows.
+    uint64_t height;
+    // Positions of the context.
+    uint64_t positions;
+} waste_image_info;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -329,7 +356,8 @@ waste_status waste_plan(const char *dir,
                         waste_plan_info *plan);
 
 // Opens the model in a directory, a container or a checkpoint, within its plan, and reserves what it takes, so that
-// other engines on this machine know. On success `*model` is to be ended with waste_close.
+// other engines on this machine know. On success `*model` is to be ended with waste_close. With `vision`, a model that
+// has no tower is refused.
 //
 // # Safety
 // See the manners at the top of the header.
@@ -343,8 +371,8 @@ waste_status waste_open(const char *dir,
 // See the manners at the top of the header.
 void waste_close(waste_model *model);
 
-// Stops the waste_generate or waste_eval of this model that runs, at its next token or chunk, or else the next one. May
-// be called from any thread and from a signal handler.
+// Stops the waste_generate, waste_eval or waste_session_attach of this model that runs, at its next token, chunk or
+// layer, or else the next one. May be called from any thread and from a signal handler.
 //
 // # Safety
 // See the manners at the top of the header.
@@ -474,6 +502,39 @@ waste_status waste_generate(waste_session *session,
                             waste_on_text on_text,
                             void *user,
                             waste_outcome *outcome);
+
+// Says what an image file takes (PNG, JPEG, GIF, BMP, TGA, WebP, PSD: `length` bytes at `file`); only its header is
+// looked at. The model must have been opened with `vision`.
+//
+// # Safety
+// See the manners at the top of the header.
+waste_status waste_image_measure(const waste_model *model,
+                                 const uint8_t *file,
+                                 size_t length,
+                                 waste_image_info *image);
+
+// Writes the tokens that stand for an image in a prompt, its placeholders among them: up to `capacity` ids go to `ids`,
+// and `*count` says how many there are. `image` comes from waste_image_measure or waste_session_attach.
+//
+// # Safety
+// See the manners at the top of the header.
+waste_status waste_image_tokens(const waste_model *model,
+                                const waste_image_info *image,
+                                uint32_t *ids,
+                                size_t capacity,
+                                size_t *count);
+
+// Encodes an image file and attaches it to a session: the placeholders of the next waste_generate or waste_eval take
+// its positions, and must be as many as all images attached take, each image's side by side, in their order. `image`
+// (or NULL) says what it takes. waste_cancel stops it, and it may be called again then. Images that wait for their
+// tokens are no part of a saved session; a reset drops them.
+//
+// # Safety
+// See the manners at the top of the header.
+waste_status waste_session_attach(waste_session *session,
+                                  const uint8_t *file,
+                                  size_t length,
+                                  waste_image_info *image);
 
 #ifdef __cplusplus
 }  // extern "C"

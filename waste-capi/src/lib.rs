@@ -4,6 +4,7 @@
 //! runs in [`error::guard`], which keeps the message for [`error::waste_last_error`].
 
 pub mod error;
+pub mod images;
 pub mod info;
 pub mod model;
 pub mod params;

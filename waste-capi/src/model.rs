@@ -1,7 +1,7 @@
 //! Models: plan, open, look at, close; text to tokens and back.
 #![allow(unsafe_code)] // the border: see each function
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,9 +15,10 @@ use waste_engine::open::{self, Reserved};
 use waste_engine::plan::{self, Budget, KvType, MemoryPlan, PlanOptions};
 use waste_engine::tokenizer::{Tokenizer, TokenizerError};
 use waste_engine::weights::Source;
-use waste_engine::{Arith, Engine, EngineOptions, open_source};
+use waste_engine::{Arith, Engine, EngineError, EngineOptions, Event, Watch, open_source};
 
 use crate::error::{Fault, Status, guard};
+use crate::images::Eyes;
 use crate::raw;
 
 /// How the latents of a cached token are kept.
@@ -75,9 +76,20 @@ pub struct Options {
     pub verify: u32,
     /// Not 0: open even where the floor is above the usable RAM.
     pub allow_swap: u32,
-    /// Always 0.
-    pub reserved: u32,
+    /// Not 0: load the model's vision tower and count it, so that sessions take images.
+    pub vision: u32,
+    /// Patches that an image is shrunk to, at least 4; a quarter of them are positions. 0 for what the model says, at
+    /// most 1024.
+    pub max_patches: u64,
+    /// Told by waste_open how far it is, or NULL.
+    pub on_load: OnLoad,
+    /// What it is called with.
+    pub user: *mut c_void,
 }
+
+/// Told how far waste_open is: `bytes` of `of` that stay in memory are loaded. What it returns stops it if it is not 0:
+/// it ends with WASTE_STATUS_INTERRUPTED. Called while waste_open runs, by one thread at a time, which may be another.
+pub type OnLoad = Option<unsafe extern "C" fn(user: *mut c_void, bytes: u64, of: u64) -> i32>;
 
 /// What a model needs, in bytes, and what it gets.
 #[repr(C)]
@@ -93,7 +105,7 @@ pub struct Plan {
     pub scratch_bytes: u64,
     /// Two layers' chosen experts.
     pub min_expert_cache_bytes: u64,
-    /// The sum: the least the model runs with, with one session.
+    /// The sum, with vision: the least the model runs with, with one session.
     pub floor_bytes: u64,
     /// What a token reads when nothing is cached.
     pub working_set_bytes: u64,
@@ -111,6 +123,8 @@ pub struct Plan {
     pub expert_cache_bytes: u64,
     /// Not 0: the budget stays within the cap.
     pub fits: u64,
+    /// The vision tower, and what images take; 0 without vision.
+    pub vision_bytes: u64,
 }
 
 /// What a model is.
@@ -141,6 +155,8 @@ pub struct ModelInfo {
     pub begin_token: i64,
     /// The token that ends a text, or -1; there may be more of them.
     pub end_token: i64,
+    /// The token that holds the place of a row of an image, or -1.
+    pub media_token: i64,
 }
 
 /// What the expert cache has done since the model was opened.
@@ -182,6 +198,8 @@ pub struct Opened {
     pub stop_ids: Vec<u32>,
     /// Stops the generation that runs, or the next one.
     pub cancelled: Arc<AtomicBool>,
+    /// How it takes images, if it was opened to.
+    pub eyes: Option<Eyes>,
     /// SHA-256 of a container's manifest.
     manifest: Option<String>,
     _reservation: Option<Reservation>,
@@ -204,6 +222,41 @@ struct Request {
     plan: PlanOptions,
     engine: EngineOptions,
     usage: Option<PathBuf>,
+    patches: Option<usize>,
+    progress: Progress,
+}
+
+/// Who is told how far loading is.
+#[derive(Clone, Copy)]
+struct Progress {
+    on_load: OnLoad,
+    user: *mut c_void,
+}
+
+// SAFETY: the header says that it is called from other threads too.
+unsafe impl Send for Progress {}
+// SAFETY: as above; the engine tells under a lock.
+unsafe impl Sync for Progress {}
+
+impl Progress {
+    /// Tells of loading, and whether to stop; other events come later, when nobody is to be told any more.
+    fn tell(self, event: Event) -> bool {
+        match (self.on_load, event) {
+            // SAFETY: a function of this type, with the pointer that goes with it, as the caller promises; nothing is
+            // loaded any more when the model is open.
+            (Some(on_load), Event::Loaded { bytes, of }) => unsafe { on_load(self.user, bytes, of) != 0 },
+            _ => false,
+        }
+    }
+
+    fn watch(self, cancelled: Arc<AtomicBool>) -> Watch {
+        let tell = move |event| {
+            if self.tell(event) {
+                cancelled.store(true, Ordering::Relaxed);
+            }
+        };
+        Watch(self.on_load.is_some().then(|| Arc::new(tell) as _))
+    }
 }
 
 /// Reads options.
@@ -239,6 +292,7 @@ unsafe fn request(options: *const Options) -> Result<Request, Fault> {
         chunk: or(options.prefill_chunk, defaults.chunk),
         threads: or(options.threads, threads),
         budget: if options.budget_bytes == 0 { Budget::Auto } else { Budget::Bytes(options.budget_bytes) },
+        vision: options.vision != 0,
         allow_swap: options.allow_swap != 0,
         ..defaults
     };
@@ -249,7 +303,12 @@ unsafe fn request(options: *const Options) -> Result<Request, Fault> {
         verify: options.verify != 0,
         ..EngineOptions::default()
     };
-    Ok(Request { plan, engine, usage: usage.map(PathBuf::from) })
+    let patches = (options.max_patches != 0).then(|| count(options.max_patches));
+    if patches.is_some() && !plan.vision {
+        return Err(Fault::usage("`max_patches` goes with `vision`"));
+    }
+    let progress = Progress { on_load: options.on_load, user: options.user };
+    Ok(Request { plan, engine, usage: usage.map(PathBuf::from), patches, progress })
 }
 
 fn open(dir: &Path, request: Request) -> Result<Opened, Fault> {
@@ -270,13 +329,20 @@ fn open(dir: &Path, request: Request) -> Result<Opened, Fault> {
         }
         (None, _) => None,
     };
+    let seeing = request.plan.vision && config.vision.is_some();
+    let seeing = seeing.then(|| Eyes::config(&source, &config, request.patches)).transpose()?;
     let what = format!("libwaste_capi {}", dir.display());
     let Reserved { plan, reservation, .. } =
         open::reserve(&open::sizes(dir)?, &request.plan, &Machine::probe()?, &what)?;
     let cancelled = Arc::new(AtomicBool::new(false));
-    let options = EngineOptions { usage, cancelled: Arc::clone(&cancelled), ..request.engine };
+    let watch = request.progress.watch(Arc::clone(&cancelled));
+    let options = EngineOptions { usage, cancelled: Arc::clone(&cancelled), watch, ..request.engine };
     let engine = Engine::open(dir, options.within(&plan))?;
-    Ok(Opened { engine, tokenizer, stop_ids, cancelled, manifest, _reservation: reservation })
+    let eyes = seeing.map(|config| Eyes::load(&engine, config)).transpose()?;
+    if cancelled.load(Ordering::Relaxed) {
+        return Err(EngineError::Interrupted.into());
+    }
+    Ok(Opened { engine, tokenizer, stop_ids, cancelled, eyes, manifest, _reservation: reservation })
 }
 
 fn plan_info(plan: &MemoryPlan) -> Plan {
@@ -295,6 +361,7 @@ fn plan_info(plan: &MemoryPlan) -> Plan {
         taken_bytes: plan.taken_bytes(),
         expert_cache_bytes: plan.expert_cache_bytes,
         fits: plan.fits.into(),
+        vision_bytes: plan.vision_bytes,
     }
 }
 
@@ -317,7 +384,8 @@ pub unsafe extern "C" fn waste_plan(dir: *const c_char, options: *const Options,
 }
 
 /// Opens the model in a directory, a container or a checkpoint, within its plan, and reserves what it takes, so that
-/// other engines on this machine know. On success `*model` is to be ended with waste_close.
+/// other engines on this machine know. On success `*model` is to be ended with waste_close. With `vision`, a model that
+/// has no tower is refused.
 ///
 /// # Safety
 /// See the manners at the top of the header.
@@ -352,8 +420,8 @@ pub unsafe extern "C" fn waste_close(model: *mut Model) {
     });
 }
 
-/// Stops the waste_generate or waste_eval of this model that runs, at its next token or chunk, or else the next one. May
-/// be called from any thread and from a signal handler.
+/// Stops the waste_generate, waste_eval or waste_session_attach of this model that runs, at its next token, chunk or
+/// layer, or else the next one. May be called from any thread and from a signal handler.
 ///
 /// # Safety
 /// See the manners at the top of the header.
@@ -397,6 +465,7 @@ pub unsafe extern "C" fn waste_info(model: *const Model, info: *mut ModelInfo) -
             end_token: token(
                 tokenizer.as_ref().and_then(Tokenizer::eos).or_else(|| stop_ids.first().copied()),
             ),
+            media_token: token(config.media_placeholder),
         };
         // SAFETY: as above.
         unsafe { raw::fill(info, &found, "the model's info") }

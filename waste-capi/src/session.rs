@@ -10,21 +10,26 @@ use waste_engine::saved::{self, ImageSpan, Text as SavedText};
 use waste_engine::{Begun, EngineError, Finish, Listener, Saved, Session as State, SoFar, Wanted};
 
 use crate::error::{Fault, Status, guard};
+use crate::images::Waiting;
 use crate::model::{Model, Opened};
 use crate::params::{self, OnText, Outcome, Params};
 use crate::raw;
 
 /// A text, its state in the model, and how sampling goes on. Independent of other sessions.
 pub struct Session {
-    model: Arc<Opened>,
+    pub(crate) model: Arc<Opened>,
     inner: Mutex<Inner>,
 }
 
-struct Inner {
-    state: State,
+/// What of a session one call has at a time.
+pub struct Inner {
+    pub(crate) state: State,
     /// All tokens, those in the state first.
-    tokens: Vec<u32>,
-    images: Vec<ImageSpan>,
+    pub(crate) tokens: Vec<u32>,
+    /// Images among them.
+    pub(crate) images: Vec<ImageSpan>,
+    /// Images whose tokens are still to come.
+    pub(crate) waiting: Vec<Waiting>,
     sampler: Option<SamplerState>,
     /// Where the last answer begins.
     answer: usize,
@@ -37,7 +42,7 @@ struct Inner {
 impl Session {
     /// # Errors
     /// Another call uses it.
-    fn inner(&self) -> Result<MutexGuard<'_, Inner>, Fault> {
+    pub(crate) fn inner(&self) -> Result<MutexGuard<'_, Inner>, Fault> {
         match self.inner.try_lock() {
             Ok(inner) => Ok(inner),
             // A panic in a pass left a state that its own check refuses.
@@ -50,9 +55,10 @@ impl Session {
 impl Inner {
     fn reset(&mut self) {
         self.state.reset();
-        let Inner { tokens, images, sampler, answer, left, ended, .. } = self;
+        let Inner { tokens, images, waiting, sampler, answer, left, ended, .. } = self;
         tokens.clear();
         images.clear();
+        waiting.clear();
         (*sampler, *answer, *left, *ended) = (None, 0, 0, false);
     }
 
@@ -84,6 +90,7 @@ impl Inner {
         let SavedText { tokens, images, sampler, answer, left, ended } = saved.text().clone();
         (self.tokens, self.images, self.sampler) = (tokens, images, Some(sampler));
         (self.answer, self.left, self.ended) = (answer, left, ended);
+        self.waiting.clear();
         Ok(())
     }
 }
@@ -133,6 +140,7 @@ pub unsafe extern "C" fn waste_session_open(model: *const Model, session: *mut *
             state: model.engine.session()?,
             tokens: Vec::new(),
             images: Vec::new(),
+            waiting: Vec::new(),
             sampler: None,
             answer: 0,
             left: 0,
@@ -252,6 +260,8 @@ pub unsafe extern "C" fn waste_eval(
         }
         EngineError::check_tokens(&pending, inner.state.position(), engine.ctx(), vocab)?;
         inner.state.check_intact()?;
+        let places = inner.places(ids, &session.model)?;
+        inner.take_images(places);
         inner.tokens.extend(ids);
         let mut last = Vec::new();
         let outcome = engine.forward(&mut inner.state, &pending, Wanted::Last, &mut |_, row| {
@@ -302,6 +312,8 @@ pub unsafe extern "C" fn waste_generate(
         let (position, engine) = (inner.state.position(), &model.engine);
         EngineError::check_tokens(&request.prompt, position, engine.ctx(), engine.config().vocab)?;
         inner.state.check_intact()?;
+        let places = inner.places(ids, model)?;
+        inner.take_images(places);
 
         let mut teller = Teller { on_text, user, tokens: Vec::new(), sampler: None };
         inner.tokens.extend(ids);

@@ -79,6 +79,16 @@ fn examples_run_with_either_library() {
         command.env("LD_LIBRARY_PATH", &shared).arg(&model).arg(dir.path().join(format!("{name}.session")));
         let output = done(command);
         assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
+
+        let program = dir.path().join(format!("image-{name}"));
+        compile(&cc, "image.c", &library, &program);
+        let mut command = Command::new(&program);
+        let golden = root().join("../tests/golden/tiny-k3");
+        command.env("LD_LIBRARY_PATH", &shared).args([golden.join("ckpt"), golden.join("image.png")]);
+        let output = done(command);
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains("loading: 100 %") && told.contains("75 x 53 pixels, 6 positions"), "{told}");
+        assert!(output.stdout.starts_with(b"It shows") && output.stdout.len() > 12, "{:?}", output.stdout);
     }
     assert!(texts[0].starts_with("Once upon a time") && texts[0].len() > 60, "{texts:?}");
     assert_eq!(texts[0], texts[1]);

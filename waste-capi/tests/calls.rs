@@ -2,10 +2,11 @@
 #![allow(clippy::unwrap_used, unsafe_code, clippy::undocumented_unsafe_blocks)] // the calls of a C program
 
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 
 use waste_capi::error::{Status, waste_last_error, waste_last_error_code};
+use waste_capi::images::{ImageInfo, waste_image_measure, waste_image_tokens, waste_session_attach};
 use waste_capi::info::{MachineInfo, waste_build_info, waste_machine, waste_version, waste_version_number};
 use waste_capi::model::*;
 use waste_capi::params::{Ending, Outcome, Params};
@@ -24,6 +25,11 @@ fn path(path: &Path) -> CString {
     CString::new(path.to_str().unwrap()).unwrap()
 }
 
+/// A file or directory of the tests.
+fn data(relative: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests").join(relative)
+}
+
 /// A struct of zeros that says its size.
 fn zeroed<T: waste_capi::raw::Sized0>() -> T {
     let mut value = unsafe { std::mem::zeroed::<T>() };
@@ -35,8 +41,11 @@ struct Open(*mut Model);
 
 impl Open {
     fn model(relative: &str) -> Open {
-        let dir = path(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests").join(relative));
-        let options = Options { ctx: 64, threads: 1, ..zeroed() };
+        Open::with(relative, Options { ctx: 64, threads: 1, ..zeroed() })
+    }
+
+    fn with(relative: &str, options: Options) -> Open {
+        let dir = path(&data(relative));
         let mut model = null_mut();
         let status = unsafe { waste_open(dir.as_ptr(), &options, &mut model) };
         assert_eq!(status, Status::Ok, "{}", string(waste_last_error()));
@@ -114,13 +123,17 @@ fn null_is_refused_everywhere() {
         assert_eq!(waste_generate(session, null(), 0, null(), None, null_mut(), null_mut()), usage);
         assert_eq!(waste_generate(session, null(), 1, null(), None, null_mut(), null_mut()), usage);
         assert!(string(waste_last_error()).contains("NULL"));
+        let mut info: ImageInfo = zeroed();
+        assert_eq!(waste_image_measure(null(), null(), 0, &mut info), usage);
+        assert_eq!(waste_image_tokens(null(), &info, null_mut(), 0, &mut count), usage);
+        assert_eq!(waste_session_attach(null_mut(), null(), 0, &mut info), usage);
         waste_session_close(session);
     }
 }
 
 #[test]
 fn sizes_of_structs_are_understood() {
-    let dir = path(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests").join(LINEAR));
+    let dir = path(&data(LINEAR));
     let plan = |options: *const Options| {
         let mut plan: Plan = zeroed();
         let status = unsafe { waste_plan(dir.as_ptr(), options, &mut plan) };
@@ -293,13 +306,242 @@ fn what_was_learned_is_kept() {
     let mut stats: Stats = zeroed();
     assert_eq!(unsafe { waste_model_stats(model.0, &mut stats) }, Status::Ok);
     assert!(stats.expert_misses > 0 && stats.bytes_read > 0);
-    let container = path(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests").join(LINEAR));
+    let container = path(&data(LINEAR));
     let options = Options { usage_path: file.as_ptr(), ..zeroed() };
     let mut warm = null_mut();
     assert_eq!(unsafe { waste_open(container.as_ptr(), &options, &mut warm) }, Status::Ok);
     unsafe { waste_close(warm) };
     // Of another model: refused.
-    let other = path(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/interop/tiny-k3.waste"));
+    let other = path(&data("interop/tiny-k3.waste"));
     assert_eq!(unsafe { waste_open(other.as_ptr(), &options, &mut warm) }, Status::Data);
     assert!(warm.is_null());
+}
+
+const GOLDEN: &str = "golden/tiny-k3/ckpt";
+
+/// The golden prompt with an image: its ids, and the logits of its last token.
+fn golden() -> (Vec<u32>, Vec<f64>) {
+    let bytes = std::fs::read(data("golden/tiny-k3/image.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let (ids, logits) = (tensors.tensor("ids").unwrap(), tensors.tensor("logits_f64").unwrap());
+    let vocab = *logits.shape().last().unwrap();
+    let ids = ids.data().chunks_exact(4).map(|x| u32::from_le_bytes(x.try_into().unwrap())).collect();
+    let logits: Vec<f64> =
+        logits.data().chunks_exact(8).map(|x| f64::from_le_bytes(x.try_into().unwrap())).collect();
+    (ids, logits[logits.len() - vocab..].to_vec())
+}
+
+fn seeing() -> Options {
+    Options {
+        ctx: 64,
+        threads: 1,
+        vision: 1,
+        kv: Kv::F32 as u32,
+        arith: Arithmetic::Exact as u32,
+        ..zeroed()
+    }
+}
+
+fn attach(session: *mut Session, file: &[u8]) -> (Status, ImageInfo) {
+    let mut info: ImageInfo = zeroed();
+    (unsafe { waste_session_attach(session, file.as_ptr(), file.len(), &mut info) }, info)
+}
+
+fn eval(session: *mut Session, ids: &[u32], logits: &mut [f32]) -> Status {
+    unsafe { waste_eval(session, ids.as_ptr(), ids.len(), logits.as_mut_ptr(), logits.len()) }
+}
+
+#[test]
+fn an_image_takes_the_place_of_its_placeholders() {
+    let model = Open::with(GOLDEN, seeing());
+    let image = std::fs::read(data("golden/tiny-k3/image.png")).unwrap();
+    let (ids, expected) = golden();
+    let mut info: ModelInfo = zeroed();
+    assert_eq!(unsafe { waste_info(model.0, &mut info) }, Status::Ok);
+    let media = u32::try_from(info.media_token).unwrap();
+    let mut measured: ImageInfo = zeroed();
+    assert_eq!(
+        unsafe { waste_image_measure(model.0, image.as_ptr(), image.len(), &mut measured) },
+        Status::Ok
+    );
+    assert_eq!((measured.width, measured.height, measured.positions), (75, 53, 6));
+
+    // Its tokens: markup, and the placeholder as often as it takes positions.
+    let mut tokens = [0; 64];
+    let mut count = 0;
+    assert_eq!(
+        unsafe { waste_image_tokens(model.0, &measured, tokens.as_mut_ptr(), 64, &mut count) },
+        Status::Ok
+    );
+    let tokens = &tokens[..count];
+    assert_eq!(tokens.iter().filter(|id| **id == media).count(), 6);
+    assert!(count > 8 && tokens[0] != media && tokens[count - 1] != media);
+
+    let session = model.session();
+    let mut logits = vec![0.0; expected.len()];
+    let close = |found: &[f32]| {
+        let error: f64 = found.iter().zip(&expected).map(|(f, e)| (f64::from(*f) - e).powi(2)).sum();
+        (error / expected.iter().map(|e| e * e).sum::<f64>()).sqrt()
+    };
+    for _ in 0..2 {
+        let (status, info) = attach(session, &image);
+        assert_eq!((status, info.positions), (Status::Ok, 6), "{}", string(waste_last_error()));
+        assert_eq!(eval(session, &ids, &mut logits), Status::Ok, "{}", string(waste_last_error()));
+        assert!(close(&logits) < 1e-4, "{}", close(&logits));
+        assert_eq!(unsafe { waste_session_reset(session) }, Status::Ok);
+    }
+
+    // The wrong number of placeholders, or some apart: refused, and nothing has changed.
+    let refused = |ids: &[u32], logits: &mut [f32]| {
+        assert_eq!(eval(session, ids, logits), Status::Data);
+        assert_eq!(code(), "image_placeholders");
+        let mut outcome: Outcome = zeroed();
+        let status = unsafe {
+            waste_generate(session, ids.as_ptr(), ids.len(), null(), None, null_mut(), &mut outcome)
+        };
+        assert_eq!((status, code().as_str()), (Status::Data, "image_placeholders"));
+    };
+    refused(&ids, &mut logits);
+    assert_eq!(attach(session, &image).0, Status::Ok);
+    refused(&[3, 4], &mut logits);
+    refused(&[&ids[..], &[media]].concat(), &mut logits);
+    let last = ids.iter().rposition(|id| *id == media).unwrap();
+    refused(&[&ids[..last], &[3, media]].concat(), &mut logits);
+    // Dropped with the rest of the session.
+    assert_eq!(unsafe { waste_session_reset(session) }, Status::Ok);
+    refused(&ids, &mut logits);
+
+    // Two images, and a text that goes on from them in a file.
+    for _ in 0..2 {
+        assert_eq!(attach(session, &image).0, Status::Ok);
+    }
+    let params = Params { max_tokens: 2, ignore_end: 1, ..zeroed() };
+    let generate = |session, ids: &[u32]| {
+        let mut outcome: Outcome = zeroed();
+        let status = unsafe {
+            waste_generate(session, ids.as_ptr(), ids.len(), &params, None, null_mut(), &mut outcome)
+        };
+        assert_eq!(status, Status::Ok, "{}", string(waste_last_error()));
+    };
+    generate(session, &[tokens, tokens].concat());
+    let dir = tempfile::tempdir().unwrap();
+    let saved = path(&dir.path().join("saved"));
+    let other = model.session();
+    unsafe {
+        assert_eq!(waste_session_save(session, saved.as_ptr()), Status::Ok);
+        assert_eq!(waste_session_load(other, saved.as_ptr()), Status::Ok, "{}", string(waste_last_error()));
+    }
+    let told = [session, other].map(|session| {
+        generate(session, &[5]);
+        let mut all = [0; 64];
+        let mut n = 0;
+        assert_eq!(unsafe { waste_session_tokens(session, all.as_mut_ptr(), 64, &mut n) }, Status::Ok);
+        all[..n].to_vec()
+    });
+    assert_eq!(told[0], told[1]);
+    assert_eq!(told[0].len(), 2 * count + 2 + 1 + 2);
+
+    // Cancelled while it is encoded, it is not attached; the next one is not stopped.
+    unsafe { waste_cancel(model.0) };
+    assert_eq!(attach(other, &image).0, Status::Interrupted);
+    let mut waiting = 0;
+    while attach(other, &image).0 == Status::Ok {
+        waiting += 1;
+    }
+    assert_eq!((waiting, code().as_str()), (16, "usage"));
+    unsafe {
+        waste_session_close(session);
+        waste_session_close(other);
+    }
+}
+
+#[test]
+fn images_are_refused_with_a_reason() {
+    let image = std::fs::read(data("golden/tiny-k3/image.png")).unwrap();
+    // Opened without.
+    let blind = Open::model(GOLDEN);
+    let session = blind.session();
+    let mut info: ImageInfo = zeroed();
+    assert_eq!(attach(session, &image).0, Status::Data);
+    assert_eq!(code(), "vision_disabled");
+    assert_eq!(unsafe { waste_image_measure(blind.0, image.as_ptr(), image.len(), &mut info) }, Status::Data);
+    // What was before there were images: a placeholder is a token like others.
+    let (ids, expected) = golden();
+    assert_eq!(eval(session, &ids, &mut vec![0.0; expected.len()]), Status::Ok);
+    unsafe { waste_session_close(session) };
+
+    // A model without.
+    let dir = path(&data(LINEAR));
+    let mut none = null_mut();
+    assert_eq!(unsafe { waste_open(dir.as_ptr(), &seeing(), &mut none) }, Status::Usage);
+    assert_eq!(code(), "no_vision");
+    assert!(none.is_null());
+    let mut plan: Plan = zeroed();
+    assert_eq!(unsafe { waste_plan(dir.as_ptr(), &seeing(), &mut plan) }, Status::Usage);
+    let dir = path(&data(GOLDEN));
+    assert_eq!(unsafe { waste_plan(dir.as_ptr(), &seeing(), &mut plan) }, Status::Ok);
+    assert!(plan.vision_bytes > 0 && plan.floor_bytes > plan.vision_bytes);
+    for wrong in [Options { max_patches: 3, ..seeing() }, Options { max_patches: 1025, ..seeing() }] {
+        assert_eq!(unsafe { waste_open(dir.as_ptr(), &wrong, &mut none) }, Status::Usage);
+    }
+    assert_eq!(
+        unsafe { waste_open(dir.as_ptr(), &Options { max_patches: 8, ..zeroed() }, &mut none) },
+        Status::Usage
+    );
+
+    // No image, and fewer patches.
+    let model = Open::with(GOLDEN, Options { max_patches: 8, ..seeing() });
+    let session = model.session();
+    for bad in [&b""[..], b"GIF", &image[..60], &image[..image.len() - 20]] {
+        assert_eq!(attach(session, bad).0, Status::Data);
+        assert_eq!(code(), "image_invalid");
+    }
+    let (status, info) = attach(session, &image);
+    assert!(status == Status::Ok && info.positions < 6);
+    for positions in [0, 65, u64::MAX] {
+        let wrong = ImageInfo { positions, ..info };
+        let status = unsafe { waste_image_tokens(model.0, &wrong, null_mut(), 0, &mut 0) };
+        assert!(matches!(status, Status::Data | Status::Usage), "{positions}");
+    }
+    unsafe { waste_session_close(session) };
+}
+
+/// How far loading was, and when it is to stop.
+#[derive(Default)]
+struct Loading {
+    told: Vec<(u64, u64)>,
+    stop: bool,
+}
+
+unsafe extern "C" fn load(user: *mut c_void, bytes: u64, of: u64) -> i32 {
+    let loading = unsafe { &mut *user.cast::<Loading>() };
+    loading.told.push((bytes, of));
+    loading.stop.into()
+}
+
+#[test]
+fn loading_tells_how_far_it_is() {
+    for model in [LINEAR, GOLDEN] {
+        let mut loading = Loading::default();
+        let user = std::ptr::from_mut(&mut loading).cast();
+        let opened = Open::with(model, Options { on_load: Some(load), user, ..zeroed() });
+        // Later nobody is told.
+        let session = opened.session();
+        let mut logits = vec![0.0; 4096];
+        assert_eq!(eval(session, &[3, 4], &mut logits), Status::Ok);
+        unsafe { waste_session_close(session) };
+        drop(opened);
+        let told = std::mem::take(&mut loading.told);
+        let (last, of) = *told.last().unwrap();
+        assert!(last > 0 && last <= of, "{told:?}");
+        assert!(told.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 == pair[1].1), "{told:?}");
+
+        loading.stop = true;
+        let dir = path(&data(model));
+        let mut none = null_mut();
+        let user = std::ptr::from_mut(&mut loading).cast();
+        let options = Options { on_load: Some(load), user, ..zeroed() };
+        assert_eq!(unsafe { waste_open(dir.as_ptr(), &options, &mut none) }, Status::Interrupted);
+        assert!(none.is_null() && loading.told.len() <= told.len());
+    }
 }
