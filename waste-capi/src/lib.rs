@@ -7,6 +7,7 @@ pub mod error;
 pub mod images;
 pub mod info;
 pub mod model;
+pub mod options;
 pub mod params;
 pub mod raw;
 pub mod session;

@@ -25,7 +25,7 @@ pub unsafe trait Sized0: Copy {
 /// Implements [`Sized0`] for structs.
 macro_rules! sized {
     ($($name:ty),*) => {$(
-        // SAFETY: repr(C), `size` first, then numbers and pointers of eight bytes, then pairs of four: no padding.
+        // SAFETY: repr(C), `size` first, then numbers and pointers of eight bytes, and pairs of four: no padding.
         #[allow(unsafe_code)]
         unsafe impl $crate::raw::Sized0 for $name {
             fn size(&self) -> usize {

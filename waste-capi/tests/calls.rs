@@ -9,6 +9,7 @@ use waste_capi::error::{Status, waste_last_error, waste_last_error_code};
 use waste_capi::images::{ImageInfo, waste_image_measure, waste_image_tokens, waste_session_attach};
 use waste_capi::info::{MachineInfo, waste_build_info, waste_machine, waste_version, waste_version_number};
 use waste_capi::model::*;
+use waste_capi::options::*;
 use waste_capi::params::{Ending, Outcome, Params};
 use waste_capi::raw::Text;
 use waste_capi::session::*;

@@ -8,7 +8,7 @@ fn the_header_is_that_of_the_source() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).unwrap();
     let mut sources = cbindgen::Builder::new().with_config(config);
-    for file in ["error", "info", "raw", "model", "params", "session", "images"] {
+    for file in ["error", "info", "raw", "options", "model", "params", "session", "images"] {
         sources = sources.with_src(root.join(format!("src/{file}.rs")));
     }
     let mut header = Vec::new();
