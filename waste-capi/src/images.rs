@@ -6,9 +6,10 @@ use std::sync::{Mutex, PoisonError};
 
 use waste_common::config::ModelConfig;
 use waste_common::container::integrity::sha256_hex;
+use waste_common::plan::VISION_IMAGES;
 use waste_engine::chat::{Image, Segments};
 use waste_engine::saved::ImageSpan;
-use waste_engine::vision::{ImageSize, Limits, PATCHES_DEFAULT, Vision, VisionConfig};
+use waste_engine::vision::{ImageSize, PATCHES_DEFAULT, Reader, Vision};
 use waste_engine::weights::Source;
 use waste_engine::{Engine, EngineError};
 
@@ -16,9 +17,6 @@ use crate::error::{Fault, Status, guard};
 use crate::model::{Model, Opened};
 use crate::raw;
 use crate::session::{Inner, Session};
-
-/// Images whose rows may wait for their tokens: what the plan has memory for.
-const WAITING_MAX: usize = 16;
 
 /// What an image takes.
 #[repr(C)]
@@ -49,7 +47,7 @@ impl From<ImageSize> for ImageInfo {
 
 /// How a model takes images.
 pub struct Eyes {
-    config: VisionConfig,
+    reader: Reader,
     /// One image is encoded at a time: that is what the plan counts.
     tower: Mutex<Vision>,
 }
@@ -62,40 +60,28 @@ pub struct Waiting {
 }
 
 impl Eyes {
-    /// Reads how images are taken, before anything large is loaded.
-    ///
-    /// # Errors
-    /// Images are shrunk to another number of patches than there may be, or the model's files are damaged.
-    pub fn config(
-        source: &Source,
-        config: &ModelConfig,
-        patches: Option<usize>,
-    ) -> Result<VisionConfig, Fault> {
-        let mut config = VisionConfig::read(source, config)?;
-        if let Some(patches) = patches {
-            if patches > PATCHES_DEFAULT {
-                // The plan counts as many.
-                return Err(Fault::usage(format!(
-                    "{patches} patches of an image; at most {PATCHES_DEFAULT} are planned for"
-                )));
-            }
-            config.set_patch_limit(patches)?;
-        }
-        Ok(config)
-    }
-
     /// Loads the tower.
     ///
     /// # Errors
     /// A tensor of it cannot be read.
-    pub fn load(engine: &Engine, config: VisionConfig) -> Result<Eyes, Fault> {
-        let tower = engine.vision(config.clone(), Limits::default())?;
-        Ok(Eyes { config, tower: Mutex::new(tower) })
+    pub fn load(engine: &Engine, reader: Reader) -> Result<Eyes, Fault> {
+        let tower = reader.load(engine)?;
+        Ok(Eyes { reader, tower: Mutex::new(tower) })
     }
+}
 
-    fn measure(&self, file: &[u8]) -> Result<ImageSize, Fault> {
-        Ok(self.config.measure(file, &Limits::default())?)
+/// How images are taken, before anything large is loaded.
+///
+/// # Errors
+/// Images are shrunk to another number of patches than there may be, or the model's files are damaged.
+pub fn reader(source: &Source, config: &ModelConfig, patches: Option<usize>) -> Result<Reader, Fault> {
+    if let Some(patches) = patches.filter(|patches| *patches > PATCHES_DEFAULT) {
+        // The plan counts as many.
+        return Err(Fault::usage(format!(
+            "{patches} patches of an image; at most {PATCHES_DEFAULT} are planned for"
+        )));
     }
+    Ok(Reader::open(source, config, patches)?)
 }
 
 impl Opened {
@@ -179,7 +165,7 @@ pub unsafe extern "C" fn waste_image_measure(
         // SAFETY: the caller's promise.
         let eyes = unsafe { raw::handle(model, "the model")? }.0.eyes()?;
         // SAFETY: as above.
-        let size = eyes.measure(unsafe { raw::slice(file, length, "the image")? })?;
+        let size = eyes.reader.measure(unsafe { raw::slice(file, length, "the image")? })?;
         // SAFETY: as above.
         unsafe { raw::fill(image, &size.into(), "the image's info") }
     })
@@ -244,10 +230,12 @@ pub unsafe extern "C" fn waste_session_attach(
         let file = unsafe { raw::slice(file, length, "the image")? };
         let (model, mut inner) = (&session.model, session.inner()?);
         let eyes = model.eyes()?;
-        if inner.in_memory() >= WAITING_MAX {
-            return Err(Fault::usage(format!("{WAITING_MAX} images wait, and there is memory for no more")));
+        if inner.in_memory() >= VISION_IMAGES {
+            return Err(Fault::usage(format!(
+                "{VISION_IMAGES} images wait, and there is memory for no more"
+            )));
         }
-        let size = eyes.measure(file)?;
+        let size = eyes.reader.measure(file)?;
         if !image.is_null() {
             // SAFETY: as above.
             unsafe { raw::fill(image, &size.into(), "the image's info")? };

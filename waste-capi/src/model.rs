@@ -17,7 +17,7 @@ use waste_engine::weights::Source;
 use waste_engine::{Engine, EngineError, EngineOptions, open_source};
 
 use crate::error::{Fault, Status, guard};
-use crate::images::Eyes;
+use crate::images::{self, Eyes};
 use crate::options::{Options, Request, request};
 use crate::raw;
 
@@ -166,7 +166,7 @@ fn open(dir: &Path, request: Request) -> Result<Opened, Fault> {
         (None, _) => None,
     };
     let seeing = request.plan.vision && config.vision.is_some();
-    let seeing = seeing.then(|| Eyes::config(&source, &config, request.patches)).transpose()?;
+    let seeing = seeing.then(|| images::reader(&source, &config, request.patches)).transpose()?;
     let what = format!("libwaste_capi {}", dir.display());
     let Reserved { plan, reservation, .. } =
         open::reserve(&open::sizes(dir)?, &request.plan, &Machine::probe()?, &what)?;
@@ -174,7 +174,7 @@ fn open(dir: &Path, request: Request) -> Result<Opened, Fault> {
     let watch = request.progress.watch(Arc::clone(&cancelled));
     let options = EngineOptions { usage, cancelled: Arc::clone(&cancelled), watch, ..request.engine };
     let engine = Engine::open(dir, options.within(&plan))?;
-    let eyes = seeing.map(|config| Eyes::load(&engine, config)).transpose()?;
+    let eyes = seeing.map(|reader| Eyes::load(&engine, reader)).transpose()?;
     if cancelled.load(Ordering::Relaxed) {
         return Err(EngineError::Interrupted.into());
     }
