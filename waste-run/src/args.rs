@@ -153,7 +153,7 @@ pub struct RunArgs {
 /// Images.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ImageArgs {
-    /// Put an image before the text: PNG, JPEG, GIF, BMP, TGA, WebP (repeatable, at most 16)
+    /// Put an image before the text: PNG, JPEG, GIF, BMP, TGA, WebP, PSD (repeatable, at most 16)
     #[arg(long = "image", value_name = "FILE", help_heading = "Images")]
     pub images: Vec<PathBuf>,
     /// Patches of 14 x 14 pixels an image is shrunk to; four of them take one token [default: 1024]
