@@ -137,45 +137,90 @@ pub(in super::super) fn rows_q8_many(
     }
 }
 
+/// Rows that share what is loaded of the inputs.
+const ROWS: usize = 4;
+
 /// Q8G rows by `N` inputs; their products begin in row `first` of `out`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c")]
 fn q8_by<const N: usize>(payload: &[u8], scales: &[u16], x: &[f32], first: usize, out: &mut Columns<'_>) {
-    let cols = x.len() / N;
+    let (cols, height) = (x.len() / N, out.width());
+    let groups = cols.div_ceil(GROUP);
+    let stride = groups * GROUP;
+    assert!(payload.len() >= height * stride && scales.len() >= height * groups);
+    let inputs: [&[f32]; N] = std::array::from_fn(|t| &x[t * cols..(t + 1) * cols]);
+    let whole = height / ROWS * ROWS;
+    for row in (0..whole).step_by(ROWS) {
+        let (payload, scales) = (&payload[row * stride..], &scales[row * groups..]);
+        let products = q8_rows::<ROWS, N>(&payload[..ROWS * stride], &scales[..ROWS * groups], inputs);
+        for (r, products) in products.into_iter().enumerate() {
+            products.into_iter().enumerate().for_each(|(t, product)| out.set(first + t, row + r, product));
+        }
+    }
+    for row in whole..height {
+        let (payload, scales) = (&payload[row * stride..], &scales[row * groups..]);
+        let [products] = q8_rows::<1, N>(&payload[..stride], &scales[..groups], inputs);
+        products.into_iter().enumerate().for_each(|(t, product)| out.set(first + t, row, product));
+    }
+}
+
+/// `R` Q8G rows side by side, each times `N` inputs.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c")]
+fn q8_rows<const R: usize, const N: usize>(
+    payload: &[u8],
+    scales: &[u16],
+    inputs: [&[f32]; N],
+) -> [[f32; N]; R] {
+    let cols = inputs.first().map_or(0, |x| x.len());
     let (groups, whole) = (cols.div_ceil(GROUP), cols / GROUP);
     let stride = groups * GROUP;
-    assert!(payload.len() >= out.width() * stride && scales.len() >= out.width() * groups);
-    let inputs: [&[f32]; N] = std::array::from_fn(|t| &x[t * cols..(t + 1) * cols]);
-    let rows = payload.chunks_exact(stride).zip(scales.chunks_exact(groups));
-    for (r, (row, scales)) in (0..out.width()).zip(rows) {
-        let mut totals = [_mm512_setzero_ps(); N];
-        for (g, (bytes, &scale)) in row.chunks_exact(GROUP).zip(scales).take(whole).enumerate() {
-            prefetch(bytes, PREFETCH);
-            prefetch(bytes, PREFETCH + 64);
-            let mut sums = [_mm512_setzero_ps(); N];
-            for (block, bytes) in bytes.as_chunks::<16>().0.iter().enumerate() {
-                // SAFETY: the chunk has 16 bytes.
-                let bytes = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
-                let w = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-                for (sum, x) in sums.iter_mut().zip(inputs) {
-                    *sum = _mm512_fmadd_ps(w, load_ps(x, g * GROUP + 16 * block), *sum);
+    let rows: [&[u8]; R] = std::array::from_fn(|r| &payload[r * stride..(r + 1) * stride]);
+    let scale = |r: usize, g: usize| _mm512_set1_ps(widen_half(scales[r * groups + g]));
+    let mut totals = [[_mm512_setzero_ps(); N]; R];
+    for g in 0..whole {
+        for row in rows {
+            prefetch(&row[g * GROUP..], PREFETCH);
+            prefetch(&row[g * GROUP..], PREFETCH + 64);
+        }
+        let bytes: [&[u8; GROUP]; R] = rows.map(|row| {
+            let (groups, _) = row.as_chunks();
+            &groups[g]
+        });
+        let inputs: [&[f32; GROUP]; N] = inputs.map(|x| {
+            let (groups, _) = x.as_chunks();
+            &groups[g]
+        });
+        let mut sums = [[_mm512_setzero_ps(); N]; R];
+        for block in (0..GROUP).step_by(16) {
+            let w: [__m512; R] = bytes.map(|bytes| {
+                // SAFETY: there are 16 bytes from every 16th of the group on.
+                let bytes = unsafe { _mm_loadu_si128(bytes[block..block + 16].as_ptr().cast()) };
+                _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))
+            });
+            for (t, x) in inputs.into_iter().enumerate() {
+                let x = load_ps(x, block);
+                for (sums, w) in sums.iter_mut().zip(w) {
+                    sums[t] = _mm512_fmadd_ps(w, x, sums[t]);
                 }
             }
-            let scale = _mm512_set1_ps(widen_half(scale));
+        }
+        for (r, (totals, sums)) in totals.iter_mut().zip(sums).enumerate() {
+            let scale = scale(r, g);
             for (total, sum) in totals.iter_mut().zip(sums) {
                 *total = _mm512_fmadd_ps(scale, sum, *total);
             }
         }
-        for (t, (total, x)) in totals.into_iter().zip(inputs).enumerate() {
-            let mut total = total;
-            if whole < groups {
+    }
+    if whole < groups {
+        for (r, (totals, row)) in totals.iter_mut().zip(rows).enumerate() {
+            for (total, x) in totals.iter_mut().zip(inputs) {
                 let lanes = portable::last_q8(&row[whole * GROUP..], &x[whole * GROUP..]);
-                let scale = _mm512_set1_ps(widen_half(scales[whole]));
-                total = _mm512_fmadd_ps(scale, load_ps(&lanes, 0), total);
+                *total = _mm512_fmadd_ps(scale(r, whole), load_ps(&lanes, 0), *total);
             }
-            out.set(first + t, r, reduce(total));
         }
     }
+    totals.map(|totals| totals.map(|total| reduce(total)))
 }
 
 /// See [`Kernels::rows_f32`](crate::kernels::Kernels::rows_f32).
