@@ -162,7 +162,7 @@ pub struct ImageArgs {
 }
 
 /// What a text or an answer has to be; thinking is free.
-#[derive(Clone, Debug, Default, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct FormArgs {
     /// Write JSON that this schema describes, and nothing else
     #[arg(long, value_name = "FILE", help_heading = "Sampling")]

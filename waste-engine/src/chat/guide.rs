@@ -69,7 +69,7 @@ pub struct Guide {
     /// Whether the text that has to be something has begun.
     begun: bool,
     responded: bool,
-    /// Where the answer was when it was last demand.
+    /// Where the answer was when it was last looked at.
     place: Place,
     steps: VecDeque<Step>,
     /// The steps are those of the call.
@@ -79,7 +79,7 @@ pub struct Guide {
 }
 
 impl Guide {
-    /// For a chat format that has channels or calls; `None` if nothing is demand. Half of `max_tokens` is left for the
+    /// For a chat format that has channels or calls; `None` if nothing is asked. Half of `max_tokens` is left for the
     /// call.
     pub fn new(
         format: &ChatFormat,

@@ -1,6 +1,6 @@
 //! A line of the input: what is asked, and how it is to be answered.
 
-use waste_engine::chat::{ChatFormat, Effort, Json, Prompt, read};
+use waste_engine::chat::{ChatFormat, Effort, Json, Prompt, ResponseFormat, read};
 use waste_engine::sampler::{Sampler, SamplerOptions, StopMatcher};
 use waste_engine::tokenizer::Tokenizer;
 
@@ -42,8 +42,8 @@ pub struct Item {
     pub stop: Vec<String>,
     /// Most tokens of the answer.
     pub tokens: usize,
-    /// Whether what its prompt says of the answer's form is its own; else the form is that of all.
-    pub own_form: bool,
+    /// The answer's form, if it is not that of all.
+    pub form: Option<ResponseFormat>,
 }
 
 /// What holds for lines that do not say otherwise.
@@ -84,19 +84,19 @@ impl Item {
             Ok::<_, String>(form.said)
         });
         let form = form.transpose()?;
-        let own_form = form.is_some();
-        let response_format = form.unwrap_or_else(|| defaults.form.said.clone());
         let (prompt, raw, ids) = match (json.get("prompt"), json.get("messages")) {
             (Some(Json::String(text)), None) => {
                 let bos = defaults.tokenizer.bos();
                 let ids = bos.into_iter().chain(defaults.tokenizer.encode(text)).collect();
-                (Prompt { thinking: false, response_format, ..Prompt::default() }, true, ids)
+                (Prompt { thinking: false, ..Prompt::default() }, true, ids)
             }
             (None, Some(messages)) => {
                 let format = defaults.format.clone()?;
-                let prompt = conversation(messages, json.get("effort"), format, defaults.effort)?;
-                let prompt = Prompt { response_format, ..prompt };
+                let mut prompt = conversation(messages, json.get("effort"), format, defaults.effort)?;
+                prompt.response_format = form.as_ref().unwrap_or(&defaults.form.said).clone();
                 let ids = format.render(&prompt).map_err(|error| error.to_string())?;
+                // Its text is in the tokens; many lines may have the same schema.
+                prompt.response_format = ResponseFormat::Text;
                 (prompt, false, ids.encode(defaults.tokenizer).ids)
             }
             _ => return Err("a line needs either prompt, a string, or messages, a list".to_owned()),
@@ -129,7 +129,7 @@ impl Item {
         StopMatcher::new(&stop).map_err(|error| error.to_string())?;
         let tokens =
             whole("max_tokens")?.map_or(defaults.tokens, |n| usize::try_from(n).unwrap_or(usize::MAX));
-        Ok(Item { id, ids, prompt, raw, sampler, stop, tokens, own_form })
+        Ok(Item { id, ids, prompt, raw, sampler, stop, tokens, form })
     }
 
     /// What draws its tokens; a seed is drawn here if none was given.

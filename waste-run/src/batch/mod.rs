@@ -99,7 +99,7 @@ pub fn run(args: BatchArgs, output: &Output) -> Result<Exit, Failure> {
             && let Some(item) = waiting.next()
         {
             let format = if item.raw { &raw } else { format.as_ref().unwrap_or(&raw) };
-            let own = item.own_form.then(|| forms.of(item.prompt.response_format.clone())).transpose()?;
+            let own = item.form.clone().map(|form| forms.of(form)).transpose()?;
             let form = own.as_ref().unwrap_or(&form);
             match turn(item, format, form, &tokenizer, &stop_ids, &opened.engine)? {
                 Some(turn) => work.begin(lane, item, turn),
