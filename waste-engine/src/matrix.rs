@@ -6,9 +6,9 @@ use rayon::prelude::*;
 use waste_common::plan::scratch::TILE_ROWS;
 
 use crate::compute::Compute;
-use crate::kernels::Kernels;
 use crate::kernels::columns::Columns;
-use crate::kernels::portable::whole_len;
+use crate::kernels::portable::{whole_len, words_len};
+use crate::kernels::{Kernels, RowsMany, RowsQuant};
 use crate::options::Arith;
 use crate::resident::Weights;
 
@@ -154,38 +154,65 @@ impl Matrix {
     /// Rows `first ..`, `at_a_time` for all tokens, so that they come from memory once.
     fn decode_rows(&self, compute: &Compute, first: usize, x: &[f32], out: &mut Columns, at_a_time: usize) {
         let kernels = compute.kernels;
-        let many = kernels.many.filter(|_| x.len() > self.cols);
-        let rows = first..first + out.width();
-        match (compute.arith, &self.data, many) {
-            (Arith::Fast, MatrixData::Quant { format: QuantFormat::Q4, stride, payload, scales }, _) => {
-                let (len, groups) = (whole_len(self.cols), self.cols.div_ceil(128));
-                let part = |rows: Range<usize>| {
-                    let payload = &payload[rows.start * stride..rows.end * stride];
-                    (payload, &scales[rows.start * groups..rows.end * groups])
-                };
-                compute.with_scratch(x.len() / self.cols * len, |wholes| {
-                    for (x, whole) in x.chunks_exact(self.cols).zip(wholes.chunks_exact_mut(len)) {
-                        (kernels.to_whole)(x, whole);
-                    }
-                    if let Some(many) = many {
-                        let (payload, scales) = part(rows);
-                        return (many.rows_q4_fast)(payload, scales, wholes, len, out);
-                    }
-                    each(at_a_time, len, wholes, out, &|start, whole, out| {
-                        let (payload, scales) = part(first + start..first + start + out.len());
-                        (kernels.rows_q4_fast)(payload, scales, whole, out);
-                    });
-                });
+        let fast = match (compute.arith, &self.data) {
+            (Arith::Fast, MatrixData::Quant { format, stride, payload, scales }) => {
+                format.fast(kernels).map(|fast| (fast, *stride, payload, scales))
             }
-            (_, MatrixData::Quant { format: QuantFormat::Q8, stride, payload, scales }, Some(many)) => {
-                let groups = self.cols.div_ceil(128);
-                let payload = &payload[rows.start * stride..rows.end * stride];
-                let scales = &scales[rows.start * groups..rows.end * groups];
-                (many.rows_q8)(payload, scales, x, self.cols, out);
-            }
-            _ => each(at_a_time, self.cols, x, out, &|start, x, out| {
+            _ => None,
+        };
+        let Some((fast, stride, payload, scales)) = fast else {
+            return each(at_a_time, self.cols, x, out, &|start, x, out| {
                 self.rows_into(kernels, first + start, x, out);
+            });
+        };
+        let (len, groups) = ((fast.len)(self.cols), self.cols.div_ceil(128));
+        let part = |rows: Range<usize>| {
+            let payload = &payload[rows.start * stride..rows.end * stride];
+            (payload, &scales[rows.start * groups..rows.end * groups])
+        };
+        compute.with_scratch(x.len() / self.cols * len, |wholes| {
+            for (x, whole) in x.chunks_exact(self.cols).zip(wholes.chunks_exact_mut(len)) {
+                (fast.input)(x, whole);
+            }
+            if let Some(many) = fast.many.filter(|_| x.len() > self.cols) {
+                let (payload, scales) = part(first..first + out.width());
+                return many(payload, scales, wholes, len, out);
+            }
+            each(at_a_time, len, wholes, out, &|start, whole, out| {
+                let (payload, scales) = part(first + start..first + start + out.len());
+                (fast.rows)(payload, scales, whole, out);
+            });
+        });
+    }
+}
+
+/// The kernels of a format in the *fast* arithmetic.
+struct Fast {
+    /// Elements of an input as whole numbers, by its columns.
+    len: fn(usize) -> usize,
+    /// Makes those.
+    input: fn(&[f32], &mut [f32]),
+    rows: RowsQuant,
+    many: Option<RowsMany>,
+}
+
+impl QuantFormat {
+    fn fast(self, kernels: &Kernels) -> Option<Fast> {
+        match self {
+            QuantFormat::Q8 => Some(Fast {
+                len: words_len,
+                input: kernels.to_words,
+                rows: kernels.rows_q8_fast,
+                many: kernels.many.map(|many| many.rows_q8_fast),
             }),
+            QuantFormat::Q4 => Some(Fast {
+                len: whole_len,
+                input: kernels.to_whole,
+                rows: kernels.rows_q4_fast,
+                many: kernels.many.map(|many| many.rows_q4_fast),
+            }),
+            // Rare, and as fast as it needs to be.
+            QuantFormat::Q3 => None,
         }
     }
 }

@@ -51,13 +51,13 @@ impl std::fmt::Debug for Watch {
     }
 }
 
-/// How decoding computes experts and 4-bit matrices.
+/// How decoding computes experts and the trunk's 8- and 4-bit matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arith {
     /// f32 tables and products.
     Exact,
-    /// 16-bit whole numbers, summed exactly: tables with one unit for each block of 32 vectors, and the input of Q4G
-    /// rows with one for each group of 128.
+    /// 16-bit whole numbers, summed exactly: tables with one unit for each block of 32 vectors, and the input of Q8G
+    /// and Q4G rows with one for each group of 128.
     #[default]
     Fast,
 }

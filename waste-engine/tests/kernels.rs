@@ -3,11 +3,11 @@
 
 use proptest::prelude::*;
 use waste_common::container::{ExpertFmt, ExpertQuant, Geometry};
-use waste_common::quant::{half, q3g, q4g, q8g, vq};
+use waste_common::quant::{Encoded, half, q3g, q4g, q8g, vq};
 use waste_common::tensors::ExpertKind;
 use waste_engine::kernels::columns::Columns;
-use waste_engine::kernels::portable::{FastTables, KdaHead, RunningSoftmax, VqShape, whole_len};
-use waste_engine::kernels::{Kernels, RowsQuant};
+use waste_engine::kernels::portable::{FastTables, KdaHead, RunningSoftmax, VqShape, whole_len, words_len};
+use waste_engine::kernels::{Kernels, Many, RowsMany, RowsQuant};
 
 /// Numbers in −1 .. 1 from a seed: splitmix64.
 fn noise(seed: u64, n: usize) -> Vec<f32> {
@@ -55,6 +55,45 @@ fn products(weights: &[f32], x: &[f32]) -> Vec<f64> {
     weights.chunks_exact(x.len()).map(dot).collect()
 }
 
+/// A format of the *fast* arithmetic.
+struct Fast {
+    encode: fn(&[f32], usize, usize) -> Encoded,
+    exact: fn(&Kernels) -> RowsQuant,
+    len: fn(usize) -> usize,
+    input: fn(&Kernels) -> fn(&[f32], &mut [f32]),
+    rows: fn(&Kernels) -> RowsQuant,
+    many: fn(&Many) -> RowsMany,
+}
+
+const FAST: [Fast; 2] = [
+    Fast {
+        encode: |w, rows, cols| q4g::encode_rows(w, rows, cols).unwrap(),
+        exact: |k| k.rows_q4,
+        len: whole_len,
+        input: |k| k.to_whole,
+        rows: |k| k.rows_q4_fast,
+        many: |many| many.rows_q4_fast,
+    },
+    Fast {
+        encode: |w, rows, cols| q8g::encode_rows(w, rows, cols).unwrap(),
+        exact: |k| k.rows_q8,
+        len: words_len,
+        input: |k| k.to_words,
+        rows: |k| k.rows_q8_fast,
+        many: |many| many.rows_q8_fast,
+    },
+];
+
+impl Fast {
+    fn products(&self, kernels: &Kernels, encoded: &Encoded, x: &[f32], rows: usize) -> Vec<f32> {
+        let mut whole = vec![f32::NAN; (self.len)(x.len())];
+        let mut out = vec![0.0; rows];
+        (self.input)(kernels)(x, &mut whole);
+        (self.rows)(kernels)(&encoded.payload, &encoded.scales, &whole, &mut out);
+        out
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
@@ -92,52 +131,43 @@ proptest! {
     }
 
     #[test]
-    fn q4_rows_times_whole_numbers(rows in 1usize..7, cols in 1usize..700, seed: u64, exponent in -20i32..20) {
+    fn rows_times_whole_numbers(rows in 1usize..7, cols in 1usize..700, seed: u64, exponent in -20i32..20) {
         let (w, x) = (noise(seed, rows * cols), noise(seed ^ 1, cols));
         let x: Vec<f32> = x.iter().map(|x| x * (exponent as f32).exp2()).collect();
-        let encoded = q4g::encode_rows(&w, rows, cols).unwrap();
-        let found = same_bits(|k| {
-            let mut scratch = vec![f32::NAN; whole_len(cols)];
-            let mut out = vec![0.0; rows];
-            (k.to_whole)(&x, &mut scratch);
-            (k.rows_q4_fast)(&encoded.payload, &encoded.scales, &scratch, &mut out);
-            out
-        });
-        let exact = same_bits(|k| {
-            let mut out = vec![0.0; rows];
-            (k.rows_q4)(&encoded.payload, &encoded.scales, &x, &mut out);
-            out
-        });
-        // Half a unit an element, times a weight of at most 1.1.
-        let largest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-        let exact: Vec<f64> = exact.iter().map(|&y| f64::from(y)).collect();
-        close(&found, &exact, f64::from(largest) * cols as f64 * (0.6 / 32639.0 + 1e-6) + 1e-30);
+        for fast in FAST {
+            let encoded = (fast.encode)(&w, rows, cols);
+            let found = same_bits(|k| fast.products(k, &encoded, &x, rows));
+            let exact = same_bits(|k| {
+                let mut out = vec![0.0; rows];
+                (fast.exact)(k)(&encoded.payload, &encoded.scales, &x, &mut out);
+                out
+            });
+            // Half a unit an element, times a weight of at most 1.1.
+            let largest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+            let exact: Vec<f64> = exact.iter().map(|&y| f64::from(y)).collect();
+            close(&found, &exact, f64::from(largest) * cols as f64 * (0.6 / 32639.0 + 1e-6) + 1e-30);
+        }
     }
 
     #[test]
     fn several_inputs_give_the_bits_of_each(rows in 1usize..12, cols in 1usize..700, inputs in 1usize..11, seed: u64) {
         let (w, x) = (noise(seed, rows * cols), noise(seed ^ 1, inputs * cols));
-        let (q8, q4) = (q8g::encode_rows(&w, rows, cols).unwrap(), q4g::encode_rows(&w, rows, cols).unwrap());
-        for kernels in others() {
-            let Some(many) = kernels.many else { continue };
-            let (mut found, mut expected) = (vec![f32::NAN; inputs * rows], vec![f32::NAN; inputs * rows]);
-            (many.rows_q8)(&q8.payload, &q8.scales, &x, cols, &mut Columns::new(&mut found, rows));
-            for (x, out) in x.chunks_exact(cols).zip(expected.chunks_exact_mut(rows)) {
-                (kernels.rows_q8)(&q8.payload, &q8.scales, x, out);
+        for fast in FAST {
+            let encoded = (fast.encode)(&w, rows, cols);
+            for kernels in others() {
+                let Some(many) = kernels.many else { continue };
+                let len = (fast.len)(cols);
+                let mut wholes = vec![f32::NAN; inputs * len];
+                for (x, whole) in x.chunks_exact(cols).zip(wholes.chunks_exact_mut(len)) {
+                    (fast.input)(kernels)(x, whole);
+                }
+                let mut found = vec![f32::NAN; inputs * rows];
+                (fast.many)(&many)(&encoded.payload, &encoded.scales, &wholes, len, &mut Columns::new(&mut found, rows));
+                let expected: Vec<f32> =
+                    x.chunks_exact(cols).flat_map(|x| fast.products(kernels, &encoded, x, rows)).collect();
+                let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&found), bits(&expected), "{}", kernels.name);
             }
-            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            assert_eq!(bits(&found), bits(&expected), "{}", kernels.name);
-
-            let mut wholes = vec![f32::NAN; inputs * whole_len(cols)];
-            for (x, whole) in x.chunks_exact(cols).zip(wholes.chunks_exact_mut(whole_len(cols))) {
-                (kernels.to_whole)(x, whole);
-            }
-            found.fill(f32::NAN);
-            (many.rows_q4_fast)(&q4.payload, &q4.scales, &wholes, whole_len(cols), &mut Columns::new(&mut found, rows));
-            for (whole, out) in wholes.chunks_exact(whole_len(cols)).zip(expected.chunks_exact_mut(rows)) {
-                (kernels.rows_q4_fast)(&q4.payload, &q4.scales, whole, out);
-            }
-            assert_eq!(bits(&found), bits(&expected), "{}", kernels.name);
         }
     }
 
@@ -309,18 +339,31 @@ fn tables_that_are_no_numbers_show_in_every_row() {
 
 #[test]
 fn whole_numbers_of_what_is_no_number_show_in_every_row() {
-    let encoded = q4g::encode_rows(&noise(3, 5 * 300), 5, 300).unwrap();
-    for (bad, at) in [(f32::NAN, 0), (f32::INFINITY, 130), (f32::NEG_INFINITY, 299)] {
-        let mut x = noise(4, 300);
-        x[at] = bad;
-        let out = same_bits(|k| {
-            let mut out = vec![0.0; 5];
-            let mut scratch = vec![0.0; whole_len(300)];
-            (k.to_whole)(&x, &mut scratch);
-            (k.rows_q4_fast)(&encoded.payload, &encoded.scales, &scratch, &mut out);
-            out.iter().map(|y| f32::from(u8::from(y.is_finite()))).collect()
-        });
-        assert!(out.iter().all(|&finite| finite == 0.0), "{bad}");
+    for fast in FAST {
+        let encoded = (fast.encode)(&noise(3, 5 * 300), 5, 300);
+        for (bad, at) in [(f32::NAN, 0), (f32::INFINITY, 130), (f32::NEG_INFINITY, 299)] {
+            let mut x = noise(4, 300);
+            x[at] = bad;
+            let out = same_bits(|k| {
+                let out = fast.products(k, &encoded, &x, 5);
+                out.iter().map(|y| f32::from(u8::from(y.is_finite()))).collect()
+            });
+            assert!(out.iter().all(|&finite| finite == 0.0), "{bad}");
+        }
+    }
+}
+
+#[test]
+fn the_largest_weights_and_inputs_do_not_overflow() {
+    // A payload may hold −128, which no encoder writes.
+    for (fast, payload, weight) in
+        [(&FAST[0], [0u8; 128].as_slice(), -8.0f32), (&FAST[1], &[0x80; 256], -128.0)]
+    {
+        let encoded = Encoded { payload: payload.to_vec(), scales: vec![0x3c00; 2] };
+        for x in [1.0f32, -1.0] {
+            let found = same_bits(|k| fast.products(k, &encoded, &[x; 256], 1));
+            close(&found, &[f64::from(256.0 * weight * x)], 1e-2);
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use waste_common::io::{OutOfMemory, Slab};
 use waste_common::quant::half;
 use waste_engine::kernels::Kernels;
 use waste_engine::kernels::columns::Columns;
-use waste_engine::kernels::portable::{FastTables, KdaHead, RunningSoftmax, VqShape, whole_len};
+use waste_engine::kernels::portable::{FastTables, KdaHead, RunningSoftmax, VqShape, whole_len, words_len};
 
 use super::{Case, MEMORY, PLAIN};
 use crate::plain;
@@ -215,15 +215,21 @@ fn trunk(list: &mut List, sets: &[&'static Kernels], spread: usize) -> Result<()
     let scale = half::f32_to_f16(0.01);
     for &kernels in sets {
         type Rows = Arc<dyn Fn(&[u8], &[u16], &[f32], &mut [f32]) + Send + Sync>;
-        let fast: Rows = Arc::new(|payload, scales, x, out| {
+        let q4_fast: Rows = Arc::new(|payload, scales, x, out| {
             let mut scratch = [0.0; whole_len(HIDDEN)];
             (kernels.to_whole)(x, &mut scratch);
             (kernels.rows_q4_fast)(payload, scales, &scratch, out);
         });
-        let formats: [(&str, usize, Rows); 4] = [
+        let q8_fast: Rows = Arc::new(|payload, scales, x, out| {
+            let mut scratch = [0.0; words_len(HIDDEN)];
+            (kernels.to_words)(x, &mut scratch);
+            (kernels.rows_q8_fast)(payload, scales, &scratch, out);
+        });
+        let formats: [(&str, usize, Rows); 5] = [
             ("rows_q8", HIDDEN, Arc::new(kernels.rows_q8)),
+            ("rows_q8_fast", HIDDEN, q8_fast),
             ("rows_q4", HIDDEN / 2, Arc::new(kernels.rows_q4)),
-            ("rows_q4_fast", HIDDEN / 2, fast),
+            ("rows_q4_fast", HIDDEN / 2, q4_fast),
             ("rows_q3", 3 * HIDDEN / 8 + 1, Arc::new(kernels.rows_q3)),
         ];
         for (name, stride, kernel) in formats {

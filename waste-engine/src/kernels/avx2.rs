@@ -422,6 +422,35 @@ pub(super) fn rows_q4_fast(payload: &[u8], scales: &[u16], whole: &[f32], out: &
     }
 }
 
+/// See [`Kernels::rows_q8_fast`](super::Kernels::rows_q8_fast).
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn rows_q8_fast(payload: &[u8], scales: &[u16], words: &[f32], out: &mut [f32]) {
+    let (words, units) = portable::words_parts(words);
+    let stride = words.len() * GROUP;
+    assert!(payload.len() >= out.len() * stride && scales.len() >= out.len() * words.len());
+    let rows = payload.chunks_exact(stride).zip(scales.chunks_exact(words.len()));
+    for (out, (row, scales)) in out.iter_mut().zip(rows) {
+        let mut total = [_mm256_setzero_ps(); 2];
+        let groups = row.chunks_exact(GROUP).zip(words).zip(units.iter().zip(scales));
+        for ((bytes, words), (&unit, &scale)) in groups {
+            prefetch(bytes, PREFETCH);
+            prefetch(bytes, PREFETCH + 64);
+            let factor = _mm256_mul_ps(widen_half(scale), _mm256_set1_ps(unit));
+            let mut sums = [_mm256_setzero_si256(); 2];
+            for (i, words) in words.as_chunks::<16>().0.iter().enumerate() {
+                let weights = _mm256_cvtepi8_epi16(load_half(bytes, 16 * i));
+                // SAFETY: the chunk has the register's 16 words.
+                let words = unsafe { _mm256_loadu_si256(words.as_ptr().cast()) };
+                sums[i % 2] = _mm256_add_epi32(sums[i % 2], _mm256_madd_epi16(weights, words));
+            }
+            for (total, sum) in total.iter_mut().zip(sums) {
+                *total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), factor, *total);
+            }
+        }
+        *out = reduce(total);
+    }
+}
+
 /// See [`Kernels::rows_q8`](super::Kernels::rows_q8).
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn rows_q8(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]) {

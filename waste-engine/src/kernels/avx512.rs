@@ -9,8 +9,8 @@ use super::x86::{PREFETCH, prefetch};
 mod trunk;
 mod whole;
 
-pub(super) use trunk::{rows_f32, rows_q4, rows_q8, rows_q8_many};
-pub(super) use whole::{rows_q4_fast, rows_q4_fast_many};
+pub(super) use trunk::{rows_f32, rows_q4, rows_q8};
+pub(super) use whole::{rows_q4_fast, rows_q4_fast_many, rows_q8_fast, rows_q8_fast_many};
 
 /// Sums of bytes, two a 16-bit lane: the lanes themselves, and their upper bytes.
 #[derive(Clone, Copy)]
@@ -149,13 +149,27 @@ impl Pull {
     }
 }
 
-/// `table[index]` for 256 entries.
+/// Where an index is in the second, third and fourth quarter of 256 entries, or in a later one.
+type Quarters = [__mmask64; 3];
+
+/// See [`Quarters`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn quarters(index: __m512i) -> Quarters {
+    let upper_half = _mm512_movepi8_mask(index);
+    let odd = _mm512_movepi8_mask(_mm512_add_epi8(index, index));
+    [odd, upper_half, odd & upper_half]
+}
+
+/// `table[index]` for 256 entries, each quarter over the one before: `vpermb` is one operation, `vpermi2b` three.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-fn look_up(table: &[__m512i; 4], index: __m512i, upper_half: __mmask64) -> __m512i {
-    let low = _mm512_permutex2var_epi8(table[0], index, table[1]);
-    let high = _mm512_permutex2var_epi8(table[2], index, table[3]);
-    _mm512_mask_blend_epi8(upper_half, low, high)
+fn look_up(table: &[__m512i; 4], index: __m512i, quarters: Quarters) -> __m512i {
+    let mut found = _mm512_permutexvar_epi8(index, table[0]);
+    for (table, quarter) in table[1..].iter().zip(quarters) {
+        found = _mm512_mask_permutexvar_epi8(found, quarter, index, *table);
+    }
+    found
 }
 
 /// See [`Kernels::vq_rows_fast`](super::Kernels::vq_rows_fast).
@@ -189,7 +203,7 @@ pub(super) fn vq_rows_fast(
     }
     match (shape.stages, shape.entries, shape.packed) {
         (2, 256, false) => in_groups!(bytes::<2, 2>, bytes::<2, 1>, 2),
-        (3, 256, false) => in_groups!(bytes::<3, 2>, bytes::<3, 1>, 2),
+        (3, 256, false) => in_groups!(bytes::<3, 4>, bytes::<3, 1>, 4),
         (4, 64, true) => in_groups!(packed::<4>, packed::<1>, 4),
         _ => portable::vq_rows_fast(indices, shape, scales, tables, out),
     }
@@ -225,9 +239,9 @@ fn bytes<const S: usize, const B: usize>(
                 let high = [load(planes, 256), load(planes, 320), load(planes, 384), load(planes, 448)];
                 for (sums, raw) in sums.iter_mut().zip(raw) {
                     let index = if S == 3 { pull.three(raw) } else { pull.two([raw[0], raw[1]]) };
-                    let upper_half = _mm512_movepi8_mask(index);
-                    sums.low.add(look_up(&low, index, upper_half));
-                    sums.high.add(look_up(&high, index, upper_half));
+                    let quarters = quarters(index);
+                    sums.low.add(look_up(&low, index, quarters));
+                    sums.high.add(look_up(&high, index, quarters));
                 }
             }
             v += 1;

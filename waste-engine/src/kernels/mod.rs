@@ -36,10 +36,10 @@ pub type RowsMany = fn(&[u8], &[u16], &[f32], usize, &mut portable::Columns);
 /// Kernels that decode a row's weights once for several inputs; each product has the bits of its single kernel.
 #[derive(Clone, Copy)]
 pub struct Many {
-    /// See [`Kernels::rows_q8`].
-    pub rows_q8: RowsMany,
     /// See [`Kernels::rows_q4_fast`]; the inputs are as [`Kernels::to_whole`] left them.
     pub rows_q4_fast: RowsMany,
+    /// See [`Kernels::rows_q8_fast`]; the inputs are as [`Kernels::to_words`] left them.
+    pub rows_q8_fast: RowsMany,
 }
 
 macro_rules! kernel_table {
@@ -111,6 +111,11 @@ kernel_table! {
     to_whole: fn(x: &[f32], whole: &mut [f32]);
     /// Dot products of Q4G rows with an input as [`Kernels::to_whole`] left it. See [`portable::rows_q4_fast`].
     rows_q4_fast: fn(payload: &[u8], scales: &[u16], whole: &[f32], out: &mut [f32]);
+    /// An input as 16-bit whole numbers, for [`Kernels::rows_q8_fast`]; `words` has [`portable::words_len`] elements. See
+    /// [`portable::to_words`].
+    to_words: fn(x: &[f32], words: &mut [f32]);
+    /// Dot products of Q8G rows with an input as [`Kernels::to_words`] left it. See [`portable::rows_q8_fast`].
+    rows_q8_fast: fn(payload: &[u8], scales: &[u16], words: &[f32], out: &mut [f32]);
     /// Dot products of Q3G rows with `x`.
     rows_q3: fn(payload: &[u8], scales: &[u16], x: &[f32], out: &mut [f32]);
     /// One Q8G row decoded: `(payload, f16 scales, out [cols])`.
@@ -191,6 +196,8 @@ static AVX2: Kernels = Kernels {
     // SAFETY: see above.
     rows_q4_fast: |p, s, w, out| unsafe { avx2::rows_q4_fast(p, s, w, out) },
     // SAFETY: see above.
+    rows_q8_fast: |p, s, w, out| unsafe { avx2::rows_q8_fast(p, s, w, out) },
+    // SAFETY: see above.
     vq_rows_fast: |i, shape, s, t, out| unsafe { avx2::vq_rows_fast(i, shape, s, t, out) },
     // SAFETY: see above.
     vq_expand: |b, shape, f, s, c, out| unsafe { avx2::vq_expand(b, shape, f, s, c, out) },
@@ -201,9 +208,9 @@ static AVX2: Kernels = Kernels {
 static AVX512: Kernels = Kernels {
     many: Some(Many {
         // SAFETY: see above.
-        rows_q8: |p, s, x, cols, out| unsafe { avx512::rows_q8_many(p, s, x, cols, out) },
-        // SAFETY: see above.
         rows_q4_fast: |p, s, w, len, out| unsafe { avx512::rows_q4_fast_many(p, s, w, len, out) },
+        // SAFETY: see above.
+        rows_q8_fast: |p, s, w, len, out| unsafe { avx512::rows_q8_fast_many(p, s, w, len, out) },
     }),
     // SAFETY: see above.
     gemm: |w, x, cols, out| unsafe { gemm::gemm_avx512(w, x, cols, out) },
@@ -215,6 +222,8 @@ static AVX512: Kernels = Kernels {
     rows_q4: |p, s, x, out| unsafe { avx512::rows_q4(p, s, x, out) },
     // SAFETY: see above.
     rows_q4_fast: |p, s, w, out| unsafe { avx512::rows_q4_fast(p, s, w, out) },
+    // SAFETY: see above.
+    rows_q8_fast: |p, s, w, out| unsafe { avx512::rows_q8_fast(p, s, w, out) },
     // SAFETY: see above.
     vq_tables: |c, shape, x, t| unsafe { avx512::vq_tables(c, shape, x, t) },
     // SAFETY: see above.
@@ -238,6 +247,7 @@ static NEON: Kernels = Kernels {
     // SAFETY: every 64-bit Arm CPU that Rust builds for has NEON.
     gemm: |w, x, cols, out| unsafe { gemm::gemm_neon(w, x, cols, out) },
     rows_q4_fast: neon::rows_q4_fast,
+    rows_q8_fast: neon::rows_q8_fast,
     vq_rows_fast: neon::vq_rows_fast,
     ..PORTABLE
 };

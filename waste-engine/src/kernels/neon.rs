@@ -5,7 +5,7 @@ use std::arch::aarch64::*;
 
 use waste_common::quant::half::f16_to_f32;
 
-use super::portable::{self, FAST_VECTORS, FastTables, GROUP, VQ_BLOCK, VqShape, WholeGroup};
+use super::portable::{self, FAST_VECTORS, FastTables, GROUP, VQ_BLOCK, VqShape, WholeGroup, Words};
 
 /// Rows that go together.
 const ROWS: usize = 16;
@@ -239,20 +239,46 @@ fn quarter_group(bytes: &[u8], whole: &WholeGroup, at: usize) -> int32x4_t {
     }
 }
 
-/// See [`Kernels::rows_q4_fast`](super::Kernels::rows_q4_fast).
-pub(super) fn rows_q4_fast(payload: &[u8], scales: &[u16], whole: &[f32], out: &mut [f32]) {
-    let (wholes, units) = portable::whole_parts(whole);
-    let stride = wholes.len() * GROUP / 2;
-    assert!(payload.len() >= out.len() * stride && scales.len() >= out.len() * wholes.len());
-    let rows = payload.chunks_exact(stride).zip(scales.chunks_exact(wholes.len()));
+/// A quarter of the lanes' sums of a group: words from word `at` on of each quarter of it.
+#[inline(always)]
+fn quarter_words(bytes: &[u8], words: &Words, at: usize) -> int32x4_t {
+    // SAFETY: NEON is part of the target.
+    let mut sums = [unsafe { vdupq_n_s32(0) }; 2];
+    for first in (at..GROUP).step_by(GROUP / 4) {
+        let (bytes, words): (&[u8], &[i16]) = (&bytes[first..first + 8], &words[first..first + 8]);
+        // SAFETY: the slices have 8 bytes and 8 words; NEON is part of the target.
+        unsafe {
+            let weights = vmovl_s8(vld1_s8(bytes.as_ptr().cast()));
+            let words = vld1q_s16(words.as_ptr());
+            sums[0] = vmlal_s16(sums[0], vget_low_s16(weights), vget_low_s16(words));
+            sums[1] = vmlal_high_s16(sums[1], weights, words);
+        }
+    }
+    // SAFETY: NEON is part of the target.
+    unsafe { vpaddq_s32(sums[0], sums[1]) }
+}
+
+/// Rows times whole numbers; `quarter` gives a quarter of the lanes' sums of a group of so many bytes.
+#[inline(always)]
+fn rows_fast<X>(
+    group_bytes: usize,
+    payload: &[u8],
+    scales: &[u16],
+    (groups, units): (&[X], &[f32]),
+    out: &mut [f32],
+    quarter: impl Fn(&[u8], &X, usize) -> int32x4_t,
+) {
+    let stride = groups.len() * group_bytes;
+    assert!(payload.len() >= out.len() * stride && scales.len() >= out.len() * groups.len());
+    let rows = payload.chunks_exact(stride).zip(scales.chunks_exact(groups.len()));
     for (out, (row, scales)) in out.iter_mut().zip(rows) {
         // SAFETY: NEON is part of the target.
         let mut total = [unsafe { vdupq_n_f32(0.0) }; 4];
-        let groups = row.chunks_exact(GROUP / 2).zip(wholes).zip(units.iter().zip(scales));
-        for ((bytes, whole), (unit, &scale)) in groups {
+        let groups = row.chunks_exact(group_bytes).zip(groups).zip(units.iter().zip(scales));
+        for ((bytes, x), (unit, &scale)) in groups {
             let factor = f16_to_f32(scale) * unit;
-            for (quarter, total) in total.iter_mut().enumerate() {
-                let sum = quarter_group(bytes, whole, 16 * quarter);
+            for (i, total) in total.iter_mut().enumerate() {
+                let sum = quarter(bytes, x, i);
                 // SAFETY: NEON is part of the target.
                 *total = unsafe { vfmaq_n_f32(*total, vcvtq_f32_s32(sum), factor) };
             }
@@ -264,4 +290,16 @@ pub(super) fn rows_q4_fast(payload: &[u8], scales: &[u16], whole: &[f32], out: &
         }
         *out = portable::reduce(lanes);
     }
+}
+
+/// See [`Kernels::rows_q4_fast`](super::Kernels::rows_q4_fast).
+pub(super) fn rows_q4_fast(payload: &[u8], scales: &[u16], whole: &[f32], out: &mut [f32]) {
+    let quarter = |bytes: &[u8], x: &WholeGroup, i| quarter_group(bytes, x, 16 * i);
+    rows_fast(GROUP / 2, payload, scales, portable::whole_parts(whole), out, quarter);
+}
+
+/// See [`Kernels::rows_q8_fast`](super::Kernels::rows_q8_fast).
+pub(super) fn rows_q8_fast(payload: &[u8], scales: &[u16], words: &[f32], out: &mut [f32]) {
+    let quarter = |bytes: &[u8], x: &Words, i| quarter_words(bytes, x, 8 * i);
+    rows_fast(GROUP, payload, scales, portable::words_parts(words), out, quarter);
 }

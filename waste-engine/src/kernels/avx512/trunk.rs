@@ -3,13 +3,9 @@
 
 use std::arch::x86_64::*;
 
-use super::super::columns::Columns;
 use super::super::portable::{self, GROUP};
 use super::super::x86::{PREFETCH, prefetch};
 use super::{load, load_ps};
-
-/// Inputs that share what is loaded and decoded of a row.
-pub(super) const INPUTS: usize = 4;
 
 /// The sum of 16 lanes by halving: the tree of every reduction.
 #[inline]
@@ -115,112 +111,6 @@ pub(in super::super) fn rows_q8(payload: &[u8], scales: &[u16], x: &[f32], out: 
         sum
     };
     rows_grouped(GROUP, payload, scales, x, out, group, portable::last_q8);
-}
-
-/// See [`Many::rows_q8`](crate::kernels::Many::rows_q8).
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c")]
-pub(in super::super) fn rows_q8_many(
-    payload: &[u8],
-    scales: &[u16],
-    x: &[f32],
-    cols: usize,
-    out: &mut Columns<'_>,
-) {
-    for (i, x) in x.chunks(INPUTS * cols).enumerate() {
-        let first = i * INPUTS;
-        match x.len() / cols {
-            1 => q8_by::<1>(payload, scales, x, first, out),
-            2 => q8_by::<2>(payload, scales, x, first, out),
-            3 => q8_by::<3>(payload, scales, x, first, out),
-            _ => q8_by::<INPUTS>(payload, scales, x, first, out),
-        }
-    }
-}
-
-/// Rows that share what is loaded of the inputs.
-const ROWS: usize = 4;
-
-/// Q8G rows by `N` inputs; their products begin in row `first` of `out`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c")]
-fn q8_by<const N: usize>(payload: &[u8], scales: &[u16], x: &[f32], first: usize, out: &mut Columns<'_>) {
-    let (cols, height) = (x.len() / N, out.width());
-    let groups = cols.div_ceil(GROUP);
-    let stride = groups * GROUP;
-    assert!(payload.len() >= height * stride && scales.len() >= height * groups);
-    let inputs: [&[f32]; N] = std::array::from_fn(|t| &x[t * cols..(t + 1) * cols]);
-    let whole = height / ROWS * ROWS;
-    for row in (0..whole).step_by(ROWS) {
-        let (payload, scales) = (&payload[row * stride..], &scales[row * groups..]);
-        let products = q8_rows::<ROWS, N>(&payload[..ROWS * stride], &scales[..ROWS * groups], inputs);
-        for (r, products) in products.into_iter().enumerate() {
-            products.into_iter().enumerate().for_each(|(t, product)| out.set(first + t, row + r, product));
-        }
-    }
-    for row in whole..height {
-        let (payload, scales) = (&payload[row * stride..], &scales[row * groups..]);
-        let [products] = q8_rows::<1, N>(&payload[..stride], &scales[..groups], inputs);
-        products.into_iter().enumerate().for_each(|(t, product)| out.set(first + t, row, product));
-    }
-}
-
-/// `R` Q8G rows side by side, each times `N` inputs.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx2,fma,f16c")]
-fn q8_rows<const R: usize, const N: usize>(
-    payload: &[u8],
-    scales: &[u16],
-    inputs: [&[f32]; N],
-) -> [[f32; N]; R] {
-    let cols = inputs.first().map_or(0, |x| x.len());
-    let (groups, whole) = (cols.div_ceil(GROUP), cols / GROUP);
-    let stride = groups * GROUP;
-    let rows: [&[u8]; R] = std::array::from_fn(|r| &payload[r * stride..(r + 1) * stride]);
-    let scale = |r: usize, g: usize| _mm512_set1_ps(widen_half(scales[r * groups + g]));
-    let mut totals = [[_mm512_setzero_ps(); N]; R];
-    for g in 0..whole {
-        for row in rows {
-            prefetch(&row[g * GROUP..], PREFETCH);
-            prefetch(&row[g * GROUP..], PREFETCH + 64);
-        }
-        let bytes: [&[u8; GROUP]; R] = rows.map(|row| {
-            let (groups, _) = row.as_chunks();
-            &groups[g]
-        });
-        let inputs: [&[f32; GROUP]; N] = inputs.map(|x| {
-            let (groups, _) = x.as_chunks();
-            &groups[g]
-        });
-        let mut sums = [[_mm512_setzero_ps(); N]; R];
-        for block in (0..GROUP).step_by(16) {
-            let w: [__m512; R] = bytes.map(|bytes| {
-                // SAFETY: there are 16 bytes from every 16th of the group on.
-                let bytes = unsafe { _mm_loadu_si128(bytes[block..block + 16].as_ptr().cast()) };
-                _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))
-            });
-            for (t, x) in inputs.into_iter().enumerate() {
-                let x = load_ps(x, block);
-                for (sums, w) in sums.iter_mut().zip(w) {
-                    sums[t] = _mm512_fmadd_ps(w, x, sums[t]);
-                }
-            }
-        }
-        for (r, (totals, sums)) in totals.iter_mut().zip(sums).enumerate() {
-            let scale = scale(r, g);
-            for (total, sum) in totals.iter_mut().zip(sums) {
-                *total = _mm512_fmadd_ps(scale, sum, *total);
-            }
-        }
-    }
-    if whole < groups {
-        for (r, (totals, row)) in totals.iter_mut().zip(rows).enumerate() {
-            for (total, x) in totals.iter_mut().zip(inputs) {
-                let lanes = portable::last_q8(&row[whole * GROUP..], &x[whole * GROUP..]);
-                *total = _mm512_fmadd_ps(scale(r, whole), load_ps(&lanes, 0), *total);
-            }
-        }
-    }
-    totals.map(|totals| totals.map(|total| reduce(total)))
 }
 
 /// See [`Kernels::rows_f32`](crate::kernels::Kernels::rows_f32).

@@ -1,13 +1,13 @@
-//! Q4G rows times whole numbers, by VNNI.
+//! Q4G and Q8G rows times whole numbers, by VNNI.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
 
 use super::super::columns::Columns;
-use super::super::portable::{self, GROUP, WholeGroup};
+use super::super::portable::{self, GROUP, WholeGroup, Words};
 use super::super::x86::prefetch;
 use super::load;
-use super::trunk::{INPUTS, reduce};
+use super::trunk::reduce;
 
 /// Groups whose factors are made at a time.
 const FACTORS: usize = 16;
@@ -15,40 +15,8 @@ const FACTORS: usize = 16;
 /// Rows that share what is loaded of the input.
 const ROWS: usize = 4;
 
-/// One group of an input, in registers.
-struct Group {
-    high: [__m512i; 2],
-    low: [__m512i; 2],
-    bias: __m512i,
-}
-
-impl Group {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-    fn new(whole: &WholeGroup) -> Group {
-        let signed = |x: &[i8; GROUP / 2]| {
-            // SAFETY: the array has the register's 64 bytes.
-            unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
-        };
-        Group {
-            high: [signed(&whole.even_high), signed(&whole.odd_high)],
-            low: [signed(&whole.even_low), signed(&whole.odd_low)],
-            // SAFETY: the array has the register's 16 lanes.
-            bias: unsafe { _mm512_loadu_si512(whole.bias.as_ptr().cast()) },
-        }
-    }
-
-    /// The lanes' sums with a row's weights.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-    fn sums(&self, [even, odd]: [__m512i; 2]) -> __m512 {
-        let high = _mm512_dpbusd_epi32(_mm512_setzero_si512(), even, self.high[0]);
-        let high = _mm512_dpbusd_epi32(high, odd, self.high[1]);
-        let low = _mm512_dpbusd_epi32(self.bias, even, self.low[0]);
-        let low = _mm512_dpbusd_epi32(low, odd, self.low[1]);
-        _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low))
-    }
-}
+/// Inputs that share what is loaded and decoded of a row.
+const INPUTS: usize = 4;
 
 /// A group's even and odd nibbles.
 #[inline]
@@ -58,59 +26,144 @@ fn nibbles(bytes: &[u8]) -> [__m512i; 2] {
     [_mm512_and_si512(bytes, nibble), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), nibble)]
 }
 
-/// See [`Kernels::rows_q4_fast`](crate::kernels::Kernels::rows_q4_fast).
+/// The lanes' sums of an input's group with a row's nibbles.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+fn nibble_sums(x: &WholeGroup, [even, odd]: [__m512i; 2]) -> __m512 {
+    let signed = |x: &[i8; GROUP / 2]| {
+        // SAFETY: the array has the register's 64 bytes.
+        unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
+    };
+    // SAFETY: the array has the register's 16 lanes.
+    let bias = unsafe { _mm512_loadu_si512(x.bias.as_ptr().cast()) };
+    let high = _mm512_dpbusd_epi32(_mm512_setzero_si512(), even, signed(&x.even_high));
+    let high = _mm512_dpbusd_epi32(high, odd, signed(&x.odd_high));
+    let low = _mm512_dpbusd_epi32(bias, even, signed(&x.even_low));
+    let low = _mm512_dpbusd_epi32(low, odd, signed(&x.odd_low));
+    _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low))
+}
+
+/// A group's bytes as words.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn widened(bytes: &[u8]) -> [__m512i; 4] {
+    let bytes = [load(bytes, 0), load(bytes, 64)];
+    let [a, b] = bytes.map(|bytes| {
+        let halves = [_mm512_castsi512_si256(bytes), _mm512_extracti64x4_epi64::<1>(bytes)];
+        halves.map(|half| _mm512_cvtepi8_epi16(half))
+    });
+    [a[0], a[1], b[0], b[1]]
+}
+
+/// The lanes' sums of an input's group with a row's words.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+fn word_sums(x: &Words, weights: [__m512i; 4]) -> __m512 {
+    let mut sum = _mm512_setzero_si512();
+    for (x, weights) in x.as_chunks::<32>().0.iter().zip(weights) {
+        // SAFETY: the chunk has the register's 32 words.
+        let x = unsafe { _mm512_loadu_si512(x.as_ptr().cast()) };
+        sum = _mm512_dpwssd_epi32(sum, weights, x);
+    }
+    _mm512_cvtepi32_ps(sum)
+}
+
+/// An input's groups, and what a unit is worth in each.
+type Input<'a, X> = (&'a [X], &'a [f32]);
+
+/// How a format's groups are read: the bytes of one, its weights, and the lanes' sums of those with an input's group.
+struct Format<X, D, S> {
+    bytes: usize,
+    decode: D,
+    sums: S,
+    input: fn(&[f32]) -> Input<'_, X>,
+}
+
+/// The table's entries for a format: one input, and several.
+macro_rules! kernels {
+    ($one:ident, $many:ident, $bytes:expr, $decode:ident, $sums:ident, $input:ident) => {
+        /// See [`Kernels`](crate::kernels::Kernels).
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vnni,avx2,fma,f16c")]
+        pub(in super::super) fn $one(payload: &[u8], scales: &[u16], input: &[f32], out: &mut [f32]) {
+            let (decode, sums) = (|bytes: &[u8]| $decode(bytes), |x: &_, weights| $sums(x, weights));
+            let format = Format { bytes: $bytes, decode, sums, input: portable::$input };
+            one(&format, payload, scales, input, out);
+        }
+
+        /// See [`Many`](crate::kernels::Many).
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vnni,avx2,fma,f16c")]
+        pub(in super::super) fn $many(
+            payload: &[u8],
+            scales: &[u16],
+            inputs: &[f32],
+            len: usize,
+            out: &mut Columns<'_>,
+        ) {
+            let (decode, sums) = (|bytes: &[u8]| $decode(bytes), |x: &_, weights| $sums(x, weights));
+            let format = Format { bytes: $bytes, decode, sums, input: portable::$input };
+            for (i, inputs) in inputs.chunks(INPUTS * len).enumerate() {
+                let first = i * INPUTS;
+                match inputs.len() / len {
+                    1 => by::<1, _, _>(&format, payload, scales, inputs, first, out),
+                    2 => by::<2, _, _>(&format, payload, scales, inputs, first, out),
+                    3 => by::<3, _, _>(&format, payload, scales, inputs, first, out),
+                    _ => by::<INPUTS, _, _>(&format, payload, scales, inputs, first, out),
+                }
+            }
+        }
+    };
+}
+
+kernels!(rows_q4_fast, rows_q4_fast_many, GROUP / 2, nibbles, nibble_sums, whole_parts);
+kernels!(rows_q8_fast, rows_q8_fast_many, GROUP, widened, word_sums, words_parts);
+
+/// Rows by one input.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vnni,avx2,fma,f16c")]
-pub(in super::super) fn rows_q4_fast(payload: &[u8], scales: &[u16], whole: &[f32], out: &mut [f32]) {
-    let input = portable::whole_parts(whole);
-    let (groups, stride) = (input.0.len(), input.0.len() * GROUP / 2);
+fn one<const N: usize, X>(
+    format: &Format<X, impl Fn(&[u8]) -> [__m512i; N], impl Fn(&X, [__m512i; N]) -> __m512>,
+    payload: &[u8],
+    scales: &[u16],
+    input: &[f32],
+    out: &mut [f32],
+) {
+    let input = (format.input)(input);
+    let groups = input.0.len();
+    let stride = groups * format.bytes;
     assert!(payload.len() >= out.len() * stride && scales.len() >= out.len() * groups);
     let whole = out.len() / ROWS * ROWS;
     let (many, few) = out.split_at_mut(whole);
     let blocks = payload.chunks_exact(ROWS * stride).zip(scales.chunks_exact(ROWS * groups));
     for (out, (payload, scales)) in many.as_chunks_mut::<ROWS>().0.iter_mut().zip(blocks) {
-        *out = rows::<ROWS, 1>(payload, scales, [input]).map(|[out]| out);
+        *out = rows::<ROWS, 1, N, X>(format, payload, scales, [input]).map(|[out]| out);
     }
     let rest =
         payload[whole * stride..].chunks_exact(stride).zip(scales[whole * groups..].chunks_exact(groups));
     for (out, (payload, scales)) in few.iter_mut().zip(rest) {
-        [[*out]] = rows::<1, 1>(payload, scales, [input]);
-    }
-}
-
-/// See [`Many::rows_q4_fast`](crate::kernels::Many::rows_q4_fast).
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vnni,avx2,fma,f16c")]
-pub(in super::super) fn rows_q4_fast_many(
-    payload: &[u8],
-    scales: &[u16],
-    wholes: &[f32],
-    len: usize,
-    out: &mut Columns<'_>,
-) {
-    for (i, wholes) in wholes.chunks(INPUTS * len).enumerate() {
-        let first = i * INPUTS;
-        match wholes.len() / len {
-            1 => by::<1>(payload, scales, wholes, first, out),
-            2 => by::<2>(payload, scales, wholes, first, out),
-            3 => by::<3>(payload, scales, wholes, first, out),
-            _ => by::<INPUTS>(payload, scales, wholes, first, out),
-        }
+        [[*out]] = rows::<1, 1, N, X>(format, payload, scales, [input]);
     }
 }
 
 /// Rows by `T` inputs; their products begin in row `first` of `out`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vnni,avx2,fma,f16c")]
-fn by<const T: usize>(payload: &[u8], scales: &[u16], wholes: &[f32], first: usize, out: &mut Columns<'_>) {
-    let len = wholes.len() / T;
-    let inputs: [Input<'_>; T] =
-        std::array::from_fn(|t| portable::whole_parts(&wholes[t * len..(t + 1) * len]));
+fn by<const T: usize, const N: usize, X>(
+    format: &Format<X, impl Fn(&[u8]) -> [__m512i; N], impl Fn(&X, [__m512i; N]) -> __m512>,
+    payload: &[u8],
+    scales: &[u16],
+    inputs: &[f32],
+    first: usize,
+    out: &mut Columns<'_>,
+) {
+    let len = inputs.len() / T;
+    let inputs: [Input<'_, X>; T] = std::array::from_fn(|t| (format.input)(&inputs[t * len..(t + 1) * len]));
     let groups = inputs[0].0.len();
-    let stride = groups * GROUP / 2;
+    let stride = groups * format.bytes;
     assert!(payload.len() >= out.width() * stride && scales.len() >= out.width() * groups);
     let pairs = out.width() / 2;
     for pair in 0..pairs {
         let (payload, scales) = (&payload[2 * pair * stride..], &scales[2 * pair * groups..]);
-        let products = rows::<2, T>(&payload[..2 * stride], &scales[..2 * groups], inputs);
+        let products = rows::<2, T, N, X>(format, &payload[..2 * stride], &scales[..2 * groups], inputs);
         for (row, products) in products.into_iter().enumerate() {
             for (t, product) in products.into_iter().enumerate() {
                 out.set(first + t, 2 * pair + row, product);
@@ -119,26 +172,24 @@ fn by<const T: usize>(payload: &[u8], scales: &[u16], wholes: &[f32], first: usi
     }
     for row in 2 * pairs..out.width() {
         let (payload, scales) = (&payload[row * stride..], &scales[row * groups..]);
-        let [products] = rows::<1, T>(&payload[..stride], &scales[..groups], inputs);
+        let [products] = rows::<1, T, N, X>(format, &payload[..stride], &scales[..groups], inputs);
         for (t, product) in products.into_iter().enumerate() {
             out.set(first + t, row, product);
         }
     }
 }
 
-/// An input's groups, and what a unit is worth in each.
-type Input<'a> = (&'a [WholeGroup], &'a [f32]);
-
 /// `R` rows side by side, each times `T` inputs.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn rows<const R: usize, const T: usize>(
+fn rows<const R: usize, const T: usize, const N: usize, X>(
+    format: &Format<X, impl Fn(&[u8]) -> [__m512i; N], impl Fn(&X, [__m512i; N]) -> __m512>,
     payload: &[u8],
     scales: &[u16],
-    inputs: [Input<'_>; T],
+    inputs: [Input<'_, X>; T],
 ) -> [[f32; T]; R] {
     let groups = scales.len() / R;
-    let stride = groups * GROUP / 2;
+    let stride = groups * format.bytes;
     let mut totals = [[_mm512_setzero_ps(); T]; R];
     for first in (0..groups).step_by(FACTORS) {
         let block = first..groups.min(first + FACTORS);
@@ -150,17 +201,19 @@ fn rows<const R: usize, const T: usize>(
             }
         }
         for g in block {
-            let mut weights = [[_mm512_setzero_si512(); 2]; R];
+            let mut weights = [[_mm512_setzero_si512(); N]; R];
             for (row, weights) in weights.iter_mut().enumerate() {
-                let bytes = &payload[row * stride + g * (GROUP / 2)..][..GROUP / 2];
-                prefetch(bytes, R * stride);
-                *weights = nibbles(bytes);
+                let bytes = &payload[row * stride + g * format.bytes..][..format.bytes];
+                for line in (0..format.bytes).step_by(64) {
+                    prefetch(bytes, R * stride + line);
+                }
+                *weights = (format.decode)(bytes);
             }
-            for (t, (wholes, _)) in inputs.into_iter().enumerate() {
-                let whole = Group::new(&wholes[g]);
+            for (t, (groups, _)) in inputs.into_iter().enumerate() {
                 for (row, weights) in weights.into_iter().enumerate() {
                     let factor = _mm512_set1_ps(factors_of[row][t][g - first]);
-                    totals[row][t] = _mm512_fmadd_ps(whole.sums(weights), factor, totals[row][t]);
+                    let sums = (format.sums)(&groups[g], weights);
+                    totals[row][t] = _mm512_fmadd_ps(sums, factor, totals[row][t]);
                 }
             }
         }
