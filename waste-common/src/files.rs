@@ -28,6 +28,8 @@ pub enum FileError {
         pid.map_or("another process".to_owned(), |pid| format!("process {pid}"))
     )]
     Locked { dir: PathBuf, pid: Option<u32> },
+    #[error("{} is in use by another process; wait for it to end, or name another file", path.display())]
+    InUse { path: PathBuf },
 }
 
 impl FileError {
@@ -45,7 +47,7 @@ impl Coded for FileError {
                 _ => Exit::Data,
             },
             FileError::NotAFile { .. } | FileError::NotADirectory { .. } => Exit::Data,
-            FileError::Locked { .. } => Exit::Locked,
+            FileError::Locked { .. } | FileError::InUse { .. } => Exit::Locked,
         }
     }
 
@@ -55,14 +57,17 @@ impl Coded for FileError {
             FileError::Io { .. } => "file_error",
             FileError::NotAFile { .. } => "not_a_file",
             FileError::NotADirectory { .. } => "not_a_directory",
-            FileError::Locked { .. } => "locked",
+            FileError::Locked { .. } | FileError::InUse { .. } => "locked",
         }
     }
 
     fn fields(&self) -> Map<String, Value> {
         let mut fields = Map::new();
         match self {
-            FileError::Io { path, .. } | FileError::NotAFile { path } | FileError::NotADirectory { path } => {
+            FileError::Io { path, .. }
+            | FileError::NotAFile { path }
+            | FileError::NotADirectory { path }
+            | FileError::InUse { path } => {
                 fields.insert("file".into(), path.display().to_string().into());
             }
             FileError::Locked { dir, pid } => {
@@ -211,34 +216,13 @@ impl DirLock {
     /// Locks `dir`, or says which process holds it. A lock file that is a link is refused, its target left alone.
     pub fn acquire(dir: &Path) -> Result<Self, FileError> {
         let path = dir.join(LOCK_NAME);
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::custom_flags(
-            &mut options,
-            rustix::fs::OFlags::NOFOLLOW.bits() as i32,
-        );
-        loop {
-            for path in [&path, &pid_path(dir)] {
-                regular_or_absent(path)?;
-            }
-            let file = options.open(&path).map_err(FileError::io("open", &path))?;
-            match file.try_lock() {
-                Ok(()) => {}
-                Err(TryLockError::WouldBlock) => {
-                    return Err(FileError::Locked { dir: dir.to_owned(), pid: read_pid(dir) });
-                }
-                Err(TryLockError::Error(source)) => {
-                    return Err(FileError::Io { doing: "lock", path, source });
-                }
-            }
-            // The last holder may have removed the file between open and lock: then this lock protects nothing.
-            if is_current(&file, &path) {
-                let lock = DirLock { dir: dir.to_owned(), file };
-                lock.write_pid().map_err(FileError::io("write", &path))?;
-                return Ok(lock);
-            }
-        }
+        regular_or_absent(&pid_path(dir))?;
+        let Some(file) = lock(&path)? else {
+            return Err(FileError::Locked { dir: dir.to_owned(), pid: read_pid(dir) });
+        };
+        let lock = DirLock { dir: dir.to_owned(), file };
+        lock.write_pid().map_err(FileError::io("write", &path))?;
+        Ok(lock)
     }
 
     fn write_pid(&self) -> io::Result<()> {
@@ -255,6 +239,57 @@ impl Drop for DirLock {
     fn drop(&mut self) {
         let _ = fs::remove_file(pid_path(&self.dir));
         let _ = self.file.unlock();
+    }
+}
+
+/// Exclusive use of a file that is read and later replaced, by a lock beside it that ends with the process.
+#[derive(Debug)]
+pub struct FileLock {
+    path: PathBuf,
+    file: File,
+}
+
+impl FileLock {
+    /// Locks the file, which need not exist, or says that another process holds it.
+    pub fn acquire(path: &Path) -> Result<Self, FileError> {
+        let mut name = path.as_os_str().to_owned();
+        name.push(".lock");
+        let beside = PathBuf::from(name);
+        match lock(&beside)? {
+            Some(file) => Ok(FileLock { path: beside, file }),
+            None => Err(FileError::InUse { path: path.to_owned() }),
+        }
+    }
+}
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        // Only where `lock` sees that a file it opened has been removed.
+        if cfg!(unix) {
+            let _ = fs::remove_file(&self.path);
+        }
+        let _ = self.file.unlock();
+    }
+}
+
+/// Locks the file of this name, which is created, or gives nothing if another process holds it. A link is refused.
+fn lock(path: &Path) -> Result<Option<File>, FileError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, rustix::fs::OFlags::NOFOLLOW.bits() as i32);
+    loop {
+        regular_or_absent(path)?;
+        let file = options.open(path).map_err(FileError::io("open", path))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(source)) => return Err(FileError::io("lock", path)(source)),
+        }
+        // The last holder may have removed the file between open and lock: then this lock protects nothing.
+        if is_current(&file, path) {
+            return Ok(Some(file));
+        }
     }
 }
 
@@ -287,6 +322,29 @@ fn is_current(_: &File, _: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_locked_file_is_refused_until_its_holder_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let held = FileLock::acquire(&path).unwrap();
+        let error = FileLock::acquire(&path).unwrap_err();
+        assert!(matches!(&error, FileError::InUse { path: named } if *named == path), "{error}");
+        assert_eq!((error.exit(), error.code()), (Exit::Locked, "locked"));
+        drop(held);
+        drop(FileLock::acquire(&path).unwrap());
+        assert!(cfg!(windows) || names(dir.path()).is_empty(), "{:?}", names(dir.path()));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_lock_is_not_made_through_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        std::os::unix::fs::symlink(dir.path().join("elsewhere"), dir.path().join("s.lock")).unwrap();
+        assert!(matches!(FileLock::acquire(&path), Err(FileError::NotAFile { .. })));
+        assert!(!dir.path().join("elsewhere").exists());
+    }
 
     fn names(dir: &Path) -> Vec<String> {
         fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()

@@ -90,6 +90,7 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
         Err(TokenizerError::Missing { .. }) if args.ids.is_some() => None,
         outcome => Some(outcome?),
     };
+    let _session = session::lock(&args)?;
     let saved = session::open(&args, found.fingerprint())?;
     let text = TextArgs { text: args.prompt.clone(), file: args.file.clone() };
     let prompt = match (&args.ids, &tokenizer) {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use waste_common::cli::{Failure, Output};
+use waste_common::files::FileLock;
 use waste_engine::saved::{self, ImageSpan, Text};
 use waste_engine::{Begun, Engine, EngineError, Finish, Saved, Session, SoFar};
 
@@ -28,22 +29,28 @@ pub struct Going {
     answer: usize,
 }
 
+/// Takes the session file of a run, if it has one, for itself: another run would write its own text over this one's.
+///
+/// # Errors
+/// Another process has it.
+pub fn lock(args: &RunArgs) -> Result<Option<FileLock>, Failure> {
+    match &args.session {
+        Some(_) if args.tokens == Some(0) => {
+            Err(Failure::usage("-n 0 writes nothing, so there would be nothing to save to --session"))
+        }
+        Some(path) => Ok(Some(FileLock::acquire(path)?)),
+        None => Ok(None),
+    }
+}
+
 /// Opens the session file of a run, if it has one that exists.
 ///
 /// # Errors
 /// The file cannot be used, or not with this model.
 pub fn open(args: &RunArgs, fingerprint: &str) -> Result<Option<Saved>, Failure> {
-    match &args.session {
-        Some(_) if args.tokens == Some(0) => {
-            Err(Failure::usage("-n 0 writes nothing, so there would be nothing to save to --session"))
-        }
-        Some(path) => {
-            let saved = Saved::open(path)?;
-            saved.iter().try_for_each(|saved| saved.check_model(fingerprint))?;
-            Ok(saved)
-        }
-        None => Ok(None),
-    }
+    let saved = args.session.as_deref().map(Saved::open).transpose()?.flatten();
+    saved.iter().try_for_each(|saved| saved.check_model(fingerprint))?;
+    Ok(saved)
 }
 
 impl Going {
