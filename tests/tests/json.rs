@@ -181,6 +181,7 @@ fn every_key_is_listed_and_every_listed_key_is_there() {
     );
     run("waste-bench", &["kernels", "--only", "rows_q4", "--rounds", "1", "--spread-mib", "8"], &[0]);
     run("waste-bench", &["encode", "--vectors", "1000", "--runs", "1"], &[0]);
+    run("waste-bench", &["vision", arg(&data("interop/tiny-k3.waste")), "--runs", "1"], &[0]);
     let trace = data("traces/kimi-linear-48b-300tok.jsonl");
     run("waste-bench", &["cache", "--trace", arg(&trace)], &[0]);
     let disk = ["disk", ".", "--size", "64MiB", "--record", "128KiB", "--depth", "1", "--seconds", "0.05"];

@@ -11,6 +11,7 @@ use crate::report::FormatArgs;
 use crate::speed::SpeedArgs;
 use crate::sweep::SweepArgs;
 use crate::synth::SynthArgs;
+use crate::vision::VisionArgs;
 
 /// Measure how fast a model runs on this machine, and what limits it.
 ///
@@ -45,6 +46,8 @@ pub enum Command {
     Kernels(KernelArgs),
     /// Measure how fast weights are encoded, on one thread
     Encode(EncodeArgs),
+    /// Measure how fast a model's vision tower encodes an image
+    Vision(VisionArgs),
     /// Write a synthetic container or checkpoint of a named shape
     Synth(SynthArgs),
 }

@@ -15,6 +15,7 @@ pub mod stats;
 pub mod sweep;
 pub mod synth;
 pub mod trace;
+pub mod vision;
 
 use waste_common::cli::{Exit, Failure, Output, Tool};
 use waste_engine::kernels::Kernels;
@@ -33,6 +34,7 @@ pub const TOOL: Tool = Tool {
   What the CPU gives:      waste-bench kernels --only vq_rows
   How fast a disk is:      waste-bench disk /data --json > disk.json; waste-plan k3.waste --bench disk.json
   How fast an encoder is:  waste-bench encode
+  How long an image takes: waste-bench vision k3.waste
   Weights to encode:       waste-bench synth wide-k3 bench --layers 3 --checkpoint --gaussian
   Which budget is best:    waste-bench sweep bench.waste --budget 2GiB..16GiB
   What a cache would hit:  waste-bench cache --trace tests/traces/kimi-linear-48b-300tok.jsonl",
@@ -72,6 +74,10 @@ pub fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
         Some(Command::Encode(args)) => {
             output.set_schema("waste-bench-encode/1");
             encode::run(args, output)
+        }
+        Some(Command::Vision(args)) => {
+            output.set_schema("waste-bench-vision/1");
+            vision::run(args, output)
         }
         Some(Command::Synth(args)) => {
             output.set_schema("waste-bench-synth/1");

@@ -220,3 +220,16 @@ fn wrong_usage_is_told_from_bad_data() {
     }
     json(&["/no/such/model"], 3);
 }
+
+#[test]
+fn a_vision_tower_is_measured_beside_a_product_of_its_size() {
+    let model = Model::new("tiny-k3");
+    let record = json(&["vision", model.path(), "--runs", "1", "--max-patches", "64"], 0);
+    assert_eq!((&record["patches"], &record["tokens"]), (&64.into(), &16.into()), "{record}");
+    let number = |key: &str| record[key].as_f64().unwrap();
+    assert!(number("seconds") > 0.0 && number("gemm_gflops") > 0.0, "{record}");
+    assert!((number("tower_gflops") / number("gemm_gflops") / number("of_gemm") - 1.0).abs() < 1e-9);
+    let without = Model::new("tiny-linear");
+    let error = json(&["vision", without.path()], 3);
+    assert_eq!(error["error"]["code"], "no_vision", "{error}");
+}

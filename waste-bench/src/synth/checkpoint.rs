@@ -16,9 +16,6 @@ use super::sidecars;
 use super::weights::{self, Values, in_order};
 use crate::random::Random;
 
-/// How K3 prepares images: converters want it wherever there is a vision tower.
-const PREPROCESSOR: &str = include_str!("shapes/preprocessor_config.json");
-
 /// What to write.
 #[derive(Clone, Debug)]
 pub struct CheckpointSpec<'a> {
@@ -167,7 +164,7 @@ pub fn write(dir: &Path, spec: &CheckpointSpec<'_>, progress: &dyn Fn(u64)) -> R
         .map(|(key, id)| ((*key).to_owned(), json!(id)))
         .collect();
     if spec.model.vision.is_some() {
-        write_atomic(&dir.join("preprocessor_config.json"), PREPROCESSOR.as_bytes())?;
+        write_atomic(&dir.join("preprocessor_config.json"), sidecars::PREPROCESSOR.as_bytes())?;
     }
     for (name, content) in [
         ("tiktoken.model", sidecars::ranks()),

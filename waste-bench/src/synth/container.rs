@@ -98,7 +98,12 @@ pub fn write(
     }
     writer.sidecar("tokenizer.model", sidecars::ranks().as_bytes())?;
     writer.sidecar("specials.json", sidecars::container_specials().to_string().as_bytes())?;
-    let manifest = writer.commit(manifest, &["tokenizer.model", "specials.json"])?;
+    let mut names = vec!["tokenizer.model", "specials.json"];
+    if let Some(vision) = sidecars::container_vision(spec.config) {
+        writer.sidecar("vision.json", format!("{vision:#}\n").as_bytes())?;
+        names.push("vision.json");
+    }
+    let manifest = writer.commit(manifest, &names)?;
     if spec.checksums { Ok(manifest) } else { without_checksums(dir, manifest) }
 }
 

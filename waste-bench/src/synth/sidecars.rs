@@ -51,6 +51,21 @@ pub fn container_specials() -> Value {
     SPECIALS.iter().map(|(number, name)| json!({"id": FIRST + number, "text": name})).collect()
 }
 
+/// How K3 prepares images: converters want it wherever there is a vision tower.
+pub const PREPROCESSOR: &str = include_str!("shapes/preprocessor_config.json");
+
+/// `vision.json` of a container of this configuration, if that has a vision tower.
+pub fn container_vision(config: &Value) -> Option<Value> {
+    let mut keys = config.get("vision_config")?.as_object()?.clone();
+    let preprocessor: Value = serde_json::from_str(PREPROCESSOR).ok()?;
+    let media = preprocessor.get("media_proc_cfg")?.as_object()?;
+    for key in ["image_mean", "image_std", "patch_size", "in_patch_limit", "patch_limit_on_one_side"] {
+        keys.insert(key.to_owned(), media.get(key)?.clone());
+    }
+    keys.insert("max_patches".to_owned(), json!(1024));
+    Some(keys.into())
+}
+
 /// `tokenizer_config.json` of a checkpoint.
 pub fn checkpoint_specials() -> Value {
     let tokens: serde_json::Map<String, Value> = SPECIALS
