@@ -79,6 +79,8 @@ impl Inner {
             answer: self.answer,
             left: self.left,
             ended: self.ended,
+            // A caller gives its options with each call.
+            manner: None,
         };
         Ok(saved::save(&model.engine, &self.state, &text, path)?)
     }
@@ -87,7 +89,7 @@ impl Inner {
         let missing = || Fault::data("unreadable_file", format!("there is no session {}", path.display()));
         let mut saved = Saved::open(path)?.ok_or_else(missing)?;
         saved.restore(&model.engine, &mut self.state)?;
-        let SavedText { tokens, images, sampler, answer, left, ended } = saved.text().clone();
+        let SavedText { tokens, images, sampler, answer, left, ended, .. } = saved.text().clone();
         (self.tokens, self.images, self.sampler) = (tokens, images, Some(sampler));
         (self.answer, self.left, self.ended) = (answer, left, ended);
         self.waiting.clear();

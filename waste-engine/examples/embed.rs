@@ -79,7 +79,8 @@ pub fn run(model: &Path, prompt: &str, file: &Path, out: &mut dyn Write) -> Resu
     let answer = tokens.len();
     tokens.extend(&first.generation.tokens);
     let ended = false;
-    let text = Text { tokens, images: Vec::new(), sampler: first.sampler, answer, left: 0, ended };
+    let images = Vec::new();
+    let text = Text { tokens, images, sampler: first.sampler, answer, left: 0, ended, manner: None };
     saved::save(&engine, &session, &text, file)?;
     drop(session);
 

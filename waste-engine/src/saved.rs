@@ -17,7 +17,7 @@ use zerocopy::IntoBytes;
 
 use crate::error::EngineError;
 use crate::model::Engine;
-use crate::sampler::SamplerState;
+use crate::sampler::{SamplerOptions, SamplerState};
 use crate::session::Session;
 
 const MAGIC: [u8; 4] = *b"WSES";
@@ -47,6 +47,39 @@ pub struct Text {
     pub left: usize,
     /// Whether the model, or a stop string, ended the answer.
     pub ended: bool,
+    /// How the last answer was written, if whoever saved it keeps that: an interrupted one can go on the same way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manner: Option<Manner>,
+}
+
+/// How an answer is written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manner {
+    /// How its tokens are chosen.
+    pub sampler: SamplerOptions,
+    /// Strings that end it.
+    pub stop: Vec<String>,
+    /// Whether only tokens that have a place in a text are chosen.
+    pub masked: bool,
+    /// What it has to be.
+    pub form: Option<Form>,
+}
+
+impl Default for Manner {
+    fn default() -> Manner {
+        Manner { sampler: SamplerOptions::default(), stop: Vec::new(), masked: true, form: None }
+    }
+}
+
+/// What a text has to be, as it was given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Form {
+    /// JSON of this schema.
+    JsonSchema(String),
+    /// What this grammar describes.
+    Grammar(String),
 }
 
 /// An image in a text.

@@ -55,12 +55,14 @@ fn products(weights: &[f32], x: &[f32]) -> Vec<f64> {
     weights.chunks_exact(x.len()).map(dot).collect()
 }
 
+type ToWhole = fn(&[f32], &mut [f32]);
+
 /// A format of the *fast* arithmetic.
 struct Fast {
     encode: fn(&[f32], usize, usize) -> Encoded,
     exact: fn(&Kernels) -> RowsQuant,
     len: fn(usize) -> usize,
-    input: fn(&Kernels) -> fn(&[f32], &mut [f32]),
+    input: fn(&Kernels) -> ToWhole,
     rows: fn(&Kernels) -> RowsQuant,
     many: fn(&Many) -> RowsMany,
 }

@@ -12,7 +12,7 @@ use common::{argmax, path};
 use proptest::prelude::*;
 use waste_common::plan::KvType;
 use waste_engine::sampler::{SamplerOptions, SamplerState};
-use waste_engine::saved::{self, ImageSpan, Text};
+use waste_engine::saved::{self, Form, ImageSpan, Manner, Text};
 use waste_engine::{
     Arith, Begun, Engine, EngineError, EngineOptions, Event, Finish, Listener, Request, Saved, SavedError,
     Session, SoFar, Wanted, Watch, generate,
@@ -67,7 +67,13 @@ fn started(engine: &Engine) -> Session {
 fn text(tokens: Vec<u32>) -> Text {
     let sampler = SamplerState { seed: 7, draws: 3, counts: vec![(1, 2), (9, 1)] };
     let images = vec![ImageSpan { position: 2, tokens: 4, sha256: "0".repeat(64) }];
-    Text { answer: 40, left: 5, ended: false, tokens, images, sampler }
+    let manner = Manner {
+        sampler: SamplerOptions { temperature: 0.7, seed: Some(7), ..SamplerOptions::default() },
+        stop: vec!["\n".to_owned()],
+        masked: false,
+        form: Some(Form::Grammar("start: \"a\"".to_owned())),
+    };
+    Text { answer: 40, left: 5, ended: false, tokens, images, sampler, manner: Some(manner) }
 }
 
 #[test]
@@ -257,6 +263,7 @@ impl Listener for Saver<'_> {
                 answer: 70,
                 left: 1,
                 ended: false,
+                manner: None,
             };
             saved::save(self.engine, session, &text, self.file)?;
         }

@@ -130,7 +130,8 @@ pub struct RunArgs {
     /// Most tokens to write [default: 128, or with --session what an interrupted answer lacks]
     #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = number::<usize>, allow_negative_numbers = true, help_heading = "Sampling")]
     pub tokens: Option<usize>,
-    /// Go on from the state in this file, if there is one, and leave the new state there: at the end, and on Ctrl-C
+    /// Go on from the state in this file, if there is one, and leave the new state there: at the end, and on Ctrl-C. An
+    /// interrupted answer goes on with the sampling options it was begun with, where none are given
     #[arg(long, value_name = "FILE", help_heading = "Sessions")]
     pub session: Option<PathBuf>,
     /// Also save it while writing, every so many minutes (0.5 is half a minute; 0 after each token)
@@ -175,54 +176,24 @@ pub struct FormArgs {
 /// How tokens are chosen.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SamplingArgs {
-    /// Temperature; 0 always takes the most likely token
-    #[arg(
-        long,
-        value_name = "T",
-        default_value_t = 0.0,
-        allow_negative_numbers = true,
-        help_heading = "Sampling"
-    )]
-    pub temp: f64,
-    /// Sample among the most likely tokens that make up this probability
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 1.0,
-        allow_negative_numbers = true,
-        help_heading = "Sampling"
-    )]
-    pub top_p: f64,
-    /// Sample among this many most likely tokens; 0 for all
-    #[arg(long, value_name = "K", default_value_t = 0, value_parser = number::<u32>, allow_negative_numbers = true, help_heading = "Sampling")]
-    pub top_k: u32,
-    /// Drop tokens less likely than this share of the most likely one
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 0.0,
-        allow_negative_numbers = true,
-        help_heading = "Sampling"
-    )]
-    pub min_p: f64,
-    /// Lower the logits of tokens that were written already
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_negative_numbers = true,
-        help_heading = "Sampling"
-    )]
-    pub presence_penalty: f64,
-    /// Lower the logits of tokens for each time they were written
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_negative_numbers = true,
-        help_heading = "Sampling"
-    )]
-    pub frequency_penalty: f64,
+    /// Temperature; 0 always takes the most likely token [default: 0]
+    #[arg(long, value_name = "T", allow_negative_numbers = true, help_heading = "Sampling")]
+    pub temp: Option<f64>,
+    /// Sample among the most likely tokens that make up this probability [default: 1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Sampling")]
+    pub top_p: Option<f64>,
+    /// Sample among this many most likely tokens; 0 for all [default: 0]
+    #[arg(long, value_name = "K", value_parser = number::<u32>, allow_negative_numbers = true, help_heading = "Sampling")]
+    pub top_k: Option<u32>,
+    /// Drop tokens less likely than this share of the most likely one [default: 0]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Sampling")]
+    pub min_p: Option<f64>,
+    /// Lower the logits of tokens that were written already [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Sampling")]
+    pub presence_penalty: Option<f64>,
+    /// Lower the logits of tokens for each time they were written [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Sampling")]
+    pub frequency_penalty: Option<f64>,
     /// Seed of the random numbers; the same seed gives the same text [default: from the system]
     #[arg(long, value_name = "N", value_parser = number::<u64>, allow_negative_numbers = true, help_heading = "Sampling")]
     pub seed: Option<u64>,

@@ -1,11 +1,13 @@
 //! What a text or an answer has to be: JSON of a schema, or what a grammar describes.
 
 use std::cell::OnceCell;
+use std::path::PathBuf;
 
 use waste_common::cli::Failure;
 use waste_engine::chat::{ChatFormat, Demand, Guide, Json, ResponseFormat, read};
 use waste_engine::grammar::{GrammarError, Grammars};
 use waste_engine::sampler::TokenConstraint;
+use waste_engine::saved;
 use waste_engine::tokenizer::Tokenizer;
 
 use crate::args::FormArgs;
@@ -34,6 +36,23 @@ impl Form {
     }
 }
 
+/// The schema or grammar that options name.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn given(args: &FormArgs) -> Result<Option<saved::Form>, Failure> {
+    let Some(path) = file(args) else { return Ok(None) };
+    let content = input::from_file(path)?;
+    Ok(Some(match args.json_schema {
+        Some(_) => saved::Form::JsonSchema(content),
+        None => saved::Form::Grammar(content),
+    }))
+}
+
+fn file(args: &FormArgs) -> Option<&PathBuf> {
+    args.json_schema.as_ref().or(args.grammar.as_ref())
+}
+
 /// All forms a model can keep to.
 pub struct Forms<'a> {
     tokenizer: &'a Tokenizer,
@@ -53,17 +72,24 @@ impl<'a> Forms<'a> {
     /// # Errors
     /// The file cannot be read, or what it says cannot be kept to.
     pub fn by_options(&self, args: &FormArgs) -> Result<Form, Failure> {
-        let Some(path) = args.json_schema.as_ref().or(args.grammar.as_ref()) else {
-            return Ok(Form::default());
-        };
-        let content = input::from_file(path)?;
-        let form = match args.json_schema {
-            Some(_) => self.by_schema(&content),
-            None => self.by_grammar(&content),
+        self.given(given(args)?.as_ref(), args)
+    }
+
+    /// The one that was given, by `args` or when the answer was begun.
+    ///
+    /// # Errors
+    /// It cannot be kept to.
+    pub fn given(&self, form: Option<&saved::Form>, args: &FormArgs) -> Result<Form, Failure> {
+        let form = match form {
+            None => return Ok(Form::default()),
+            Some(saved::Form::JsonSchema(schema)) => self.by_schema(schema),
+            Some(saved::Form::Grammar(grammar)) => self.by_grammar(grammar),
         };
         form.map_err(|error| {
             let mut failure = Failure::from(error);
-            failure.message = format!("{}: {}", path.display(), failure.message);
+            if let Some(path) = file(args) {
+                failure.message = format!("{}: {}", path.display(), failure.message);
+            }
             failure
         })
     }

@@ -107,16 +107,18 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
     let places = images.places(&prompt, found.config(), start)?;
     let mut going = Going::new(&args, saved, prompt)?;
     let form = match &tokenizer {
-        Some(tokenizer) => Forms::new(tokenizer, found.config().vocab).by_options(&args.form)?,
-        None if args.form.json_schema.is_some() || args.form.grammar.is_some() => {
+        Some(tokenizer) => {
+            Forms::new(tokenizer, found.config().vocab).given(going.manner.form.as_ref(), &args.form)?
+        }
+        None if going.manner.form.is_some() => {
             return Err(Failure::usage("a grammar needs a text, and there is no tokenizer"));
         }
         None => Form::default(),
     };
     let mut request = Request {
         max_tokens: going.max_tokens,
-        sampler: sampling::options(&args.sampling),
-        stop: args.sampling.stop.clone(),
+        sampler: going.manner.sampler.clone(),
+        stop: going.manner.stop.clone(),
         stop_ids: sampling::stop_ids(found.config(), tokenizer.as_ref(), model.path())?,
         prompt: going.pending.clone(),
         constraint: form.kept,
@@ -125,7 +127,7 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
     };
     request.check()?;
     match &tokenizer {
-        None if !args.sampling.stop.is_empty() => {
+        None if !request.stop.is_empty() => {
             return Err(Failure::usage(format!(
                 "--stop needs a text, and there is no tokenizer in {}",
                 model.path().display()
@@ -135,7 +137,7 @@ pub fn run(args: RunArgs, output: &Output) -> Result<Exit, Failure> {
             "no tokenizer in {}: token ids are written instead of text",
             model.path().display()
         )),
-        Some(tokenizer) => request.mask = sampling::mask(&args.sampling, found.config(), tokenizer),
+        Some(tokenizer) => request.mask = sampling::mask(going.manner.masked, found.config(), tokenizer),
     }
 
     let opened = found.plan(&going.tokens, output)?.load(output)?;

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use waste_common::cli::{Failure, Output};
 use waste_common::files::FileLock;
-use waste_engine::saved::{self, ImageSpan, Text};
+use waste_engine::saved::{self, ImageSpan, Manner, Text};
 use waste_engine::{Begun, Engine, EngineError, Finish, Saved, Session, SoFar};
 
 use crate::args::RunArgs;
+use crate::sampling;
 
 /// Most tokens of an answer, if nobody says.
 const TOKENS: usize = 128;
@@ -26,6 +27,8 @@ pub struct Going {
     pub max_tokens: usize,
     /// Images in the text.
     pub images: Vec<ImageSpan>,
+    /// How the answer is written.
+    pub manner: Manner,
     answer: usize,
 }
 
@@ -60,6 +63,8 @@ impl Going {
     /// The options do not go with the session.
     pub fn new(args: &RunArgs, saved: Option<Saved>, prompt: Vec<u32>) -> Result<Going, Failure> {
         let limit = args.tokens.unwrap_or(TOKENS);
+        let manner =
+            |before: Option<Manner>| sampling::manner(&args.sampling, &args.form, before.unwrap_or_default());
         let Some(saved) = saved else {
             let (answer, pending) = (prompt.len(), prompt.clone());
             let images = Vec::new();
@@ -70,6 +75,7 @@ impl Going {
                 begun: None,
                 max_tokens: limit,
                 images,
+                manner: manner(None)?,
                 answer,
             });
         };
@@ -100,7 +106,9 @@ impl Going {
         }
         let pending = tokens[saved.position()..].to_vec();
         let images = text.images.clone();
-        Ok(Going { saved: Some(saved), tokens, pending, begun: Some(begun), max_tokens, images, answer })
+        let manner = manner(text.manner.clone().filter(|_| interrupted))?;
+        let begun = Some(begun);
+        Ok(Going { saved: Some(saved), tokens, pending, begun, max_tokens, images, manner, answer })
     }
 
     /// Tokens of the answer that earlier runs have written.
@@ -167,7 +175,7 @@ impl<'a> Keeper<'a> {
     }
 
     fn text(&self, so_far: &SoFar<'_>) -> Text {
-        let Going { tokens, max_tokens, images, answer, .. } = &self.going;
+        let Going { tokens, max_tokens, images, manner, answer, .. } = &self.going;
         let new = so_far.tokens.iter().skip(self.going.begun_tokens());
         Text {
             tokens: tokens.iter().chain(new).copied().collect(),
@@ -179,6 +187,7 @@ impl<'a> Keeper<'a> {
                 Some(_) => 0,
             },
             ended: matches!(so_far.finish, Some(Finish::Stop | Finish::StopString | Finish::Complete)),
+            manner: Some(manner.clone()),
         }
     }
 }

@@ -44,9 +44,9 @@ fn several_runs_write_what_one_writes() {
 }
 
 /// Starts a run that saves after each token, and waits until it has written some text.
-fn started(file: &Path, autosave: bool) -> (Child, String) {
+fn started(file: &Path, autosave: bool, more: &[&str]) -> (Child, String) {
     let mut command = process("waste-run");
-    command.arg(data(TALES)).args([PROMPT, "-n", "60", "--session", arg(file)]).args(SAMPLED);
+    command.arg(data(TALES)).args([PROMPT, "-n", "60", "--session", arg(file)]).args(SAMPLED).args(more);
     if autosave {
         command.args(["--autosave", "0"]);
     }
@@ -64,7 +64,7 @@ fn an_answer_goes_on_after_a_crash_with_the_same_text() {
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("s");
     let expected = whole("60");
-    let (mut child, start) = started(&file, true);
+    let (mut child, start) = started(&file, true, &[]);
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(expected.starts_with(&start));
@@ -75,6 +75,38 @@ fn an_answer_goes_on_after_a_crash_with_the_same_text() {
     // What was finished is not begun again: the next run goes on after it.
     let next = session(&file, &["-n", "5"]).done().stdout;
     assert_eq!(expected.trim_end_matches('\n').to_owned() + &next, whole("65"));
+}
+
+#[test]
+fn an_interrupted_answer_keeps_the_options_it_was_begun_with() {
+    if emulated() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let (file, grammar) = (home.path().join("s"), home.path().join("grammar"));
+    std::fs::write(&grammar, "start: /[a-z ]*/").unwrap();
+    let manner = ["--grammar", arg(&grammar), "--top-k", "30", "--frequency-penalty", "0.3"];
+    let expected = text(TALES, &[&[PROMPT, "-n", "60"], &SAMPLED[..], &manner].concat());
+    let (mut child, _) = started(&file, true, &manner);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    std::fs::remove_file(&grammar).unwrap();
+    let kept = std::fs::read(&file).unwrap();
+    let resumed = |more: &[&str]| {
+        std::fs::write(&file, &kept).unwrap();
+        text(TALES, &[&["--session", arg(&file), "-q"], more].concat())
+    };
+    assert_eq!(resumed(&[]), expected);
+    // What is given counts.
+    assert_ne!(resumed(&["--top-k", "1"]), expected);
+    // Another answer is written as its own options say.
+    resumed(&[]);
+    let done = std::fs::read(&file).unwrap();
+    let next = |more: &[&str]| {
+        std::fs::write(&file, &done).unwrap();
+        text(TALES, &[&[" Then", "-n", "8", "--session", arg(&file), "-q"], more].concat())
+    };
+    assert_eq!(next(&[]), next(&["--temp", "0"]));
 }
 
 #[cfg(unix)]
@@ -88,7 +120,7 @@ fn a_signal_saves_the_session() {
     for signal in [Signal::TERM, Signal::INT] {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("s");
-        let (child, _) = started(&file, false);
+        let (child, _) = started(&file, false, &[]);
         kill_process(Pid::from_child(&child), signal).unwrap();
         let ran = Ran::from_output(child.wait_with_output().unwrap());
         // The rest may have been written before the signal came; either way nothing is lost.

@@ -245,5 +245,7 @@ fn scratch_bytes(model: &ModelSizes, options: &PlanOptions) -> u128 {
     let buffers = Scratch::of(&model.config, &sizes).bytes();
     // An id, the visit, and where its expert's begin; and what a look-up needs.
     let lists = visits as u128 * (4 + 12 + 12) + lookups as u128 * 24;
-    u128::from(buffers) + lists + u128::from(model.staging_bytes)
+    // Several sequences each keep the logits that their prompt ended with until their turn comes.
+    let logits = if parallel > 1 { parallel as u128 * 4 * model.config.vocab as u128 } else { 0 };
+    u128::from(buffers) + lists + logits + u128::from(model.staging_bytes)
 }

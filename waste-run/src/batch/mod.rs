@@ -11,6 +11,7 @@ use std::time::Instant;
 use serde::Serialize;
 use waste_common::cli::{Exit, Failure, Output, resolve_model};
 use waste_engine::chat::{AnswerCall, ChatFormat, Effort, Limits, Turn};
+use waste_engine::sampler::SamplerOptions;
 use waste_engine::tokenizer::Tokenizer;
 use waste_engine::{Engine, EngineError};
 
@@ -77,7 +78,7 @@ pub fn run(args: BatchArgs, output: &Output) -> Result<Exit, Failure> {
     let format = ChatFormat::find(model.path(), &tokenizer, args.chat_format);
     let raw = ChatFormat::raw(&tokenizer);
     let stop_ids = sampling::stop_ids(found.config(), Some(&tokenizer), model.path())?;
-    let mask = sampling::mask(&args.sampling, found.config(), &tokenizer);
+    let mask = sampling::mask(!args.sampling.no_mask, found.config(), &tokenizer);
     let forms = Forms::new(&tokenizer, found.config().vocab);
     let form = forms.by_options(&args.form)?;
     let items = read_items(&args, &tokenizer, &format, &form, &forms)?;
@@ -215,7 +216,7 @@ fn read_items(
     let defaults = Defaults {
         tokenizer,
         format: format.as_ref().map_err(ToString::to_string),
-        sampler: sampling::options(&args.sampling),
+        sampler: sampling::options(&args.sampling, SamplerOptions::default()),
         stop: args.sampling.stop.clone(),
         tokens: args.tokens.unwrap_or(usize::MAX),
         effort,

@@ -229,6 +229,7 @@ impl<'a> Conversation<'a> {
             answer: self.ids.len(),
             left: 0,
             ended: true,
+            manner: None,
         };
         saved::save(self.speaker.engine, &self.session, &text, path)
     }

@@ -16,6 +16,7 @@ use waste_common::cli::{Exit, Failure, Output, resolve_model};
 use waste_common::machine::peak_rss_bytes;
 use waste_engine::Finish;
 use waste_engine::chat::{AnswerCall, ChatFormat, Effort};
+use waste_engine::sampler::SamplerOptions;
 use waste_engine::tokenizer::Tokenizer;
 
 use crate::args::{ChatArgs, EffortArg};
@@ -86,8 +87,8 @@ pub fn run(args: ChatArgs, output: &Output) -> Result<Exit, Failure> {
     let given = args.images.images.iter().map(|path| album.look(path));
     let given = given.collect::<Result<Vec<_>, Failure>>()?;
     let settings = Settings {
-        sampler: sampling::options(&args.sampling),
-        mask: sampling::mask(&args.sampling, found.config(), &tokenizer),
+        sampler: sampling::options(&args.sampling, SamplerOptions::default()),
+        mask: sampling::mask(!args.sampling.no_mask, found.config(), &tokenizer),
         stop: args.sampling.stop.clone(),
         stop_ids: sampling::stop_ids(found.config(), Some(&tokenizer), model.path())?,
         tokens: args.tokens,
