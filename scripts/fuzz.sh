@@ -26,10 +26,13 @@ printf "$header\\0abcdef" >fuzz/corpus/image/raw.psd
 printf "$header\\1\\0\\3\\0\\2\\0\\2\\1ab\\377c\\377d" >fuzz/corpus/image/runs.psd
 mkdir -p fuzz/corpus/http_body
 printf '{"messages":[{"role":"user","content":"a"}],"max_tokens":3,"stream":true,"stop":["x"]}' >fuzz/corpus/http_body/chat
+printf '{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,%s"}}]}]}' \
+  "$(base64 -w 0 tests/golden/tiny-k3/image.png)" >fuzz/corpus/http_body/image
 printf '{"prompt":"a","temperature":0.5,"logit_bias":{"3":1}}' >fuzz/corpus/http_body/completion
 
 for target in "${targets[@]}"; do
   printf '\n== %s, %s s\n' "$target" "$seconds"
+  cargo +nightly fuzz build "$target"
   # Manifests are text of some length; the others find their way from short ones.
   cargo +nightly fuzz run "$target" -- -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -max_len=65536 \
     -print_final_stats=1 2>&1 | grep -E 'DONE|ERROR|SUMMARY|panicked|stat::number_of_executed|stat::peak_rss|cov:' | tail -n 6
