@@ -11,6 +11,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// What an engine reserved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,7 +102,7 @@ impl Reservation {
         plan: impl FnOnce(&[ReservationInfo]) -> Result<u64, E>,
     ) -> Result<Result<Reservation, E>, ReservationError> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let _guard = guard(dir)?;
+        let _guard = guard(dir, PATIENCE)?;
         let bytes = match plan(&scan(dir)?) {
             Ok(bytes) => bytes,
             Err(refusal) => return Ok(Err(refusal)),
@@ -129,7 +130,7 @@ impl Reservation {
     /// # Errors
     /// The directory cannot be used.
     pub fn all_in(dir: &Path) -> Result<Vec<ReservationInfo>, ReservationError> {
-        let _guard = guard(dir)?;
+        let _guard = guard(dir, PATIENCE)?;
         scan(dir)
     }
 
@@ -165,8 +166,11 @@ fn own_name() -> String {
     "waste".to_owned()
 }
 
+/// How long another process may hold the directory's lock: it needs milliseconds, but could be stopped meanwhile.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Make the directory if need be, and hold its lock for the short while of looking and reserving.
-fn guard(dir: &Path) -> Result<File, ReservationError> {
+fn guard(dir: &Path, patience: Duration) -> Result<File, ReservationError> {
     let fault = |doing, path: &Path| {
         let path = path.to_owned();
         move |source| ReservationError { doing, path, source }
@@ -175,8 +179,16 @@ fn guard(dir: &Path) -> Result<File, ReservationError> {
     let path = dir.join("lock");
     let file = open_own(File::options().write(true).create(true).truncate(false), &path)
         .map_err(fault("open", &path))?;
-    file.lock().map_err(fault("lock", &path))?;
-    Ok(file)
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if begun.elapsed() < patience => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(error) => return Err(fault("lock", &path)(error.into())),
+        }
+    }
 }
 
 /// Opens a file of the directory. A link that somebody planted there is not followed, a pipe not waited for.
@@ -254,6 +266,16 @@ mod tests {
 
     fn files(dir: &Path) -> usize {
         fs::read_dir(dir).unwrap().count()
+    }
+
+    #[test]
+    fn a_process_that_is_stopped_within_the_lock_stops_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = guard(dir.path(), PATIENCE).unwrap();
+        let error = guard(dir.path(), Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.doing, "lock");
+        drop(held);
+        drop(guard(dir.path(), Duration::ZERO).unwrap());
     }
 
     #[test]
