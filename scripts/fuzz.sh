@@ -27,7 +27,7 @@ printf "$header\\1\\0\\3\\0\\2\\0\\2\\1ab\\377c\\377d" >fuzz/corpus/image/runs.p
 mkdir -p fuzz/corpus/http_body
 printf '{"messages":[{"role":"user","content":"a"}],"max_tokens":3,"stream":true,"stop":["x"]}' >fuzz/corpus/http_body/chat
 printf '{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,%s"}}]}]}' \
-  "$(base64 -w 0 tests/golden/tiny-k3/image.png)" >fuzz/corpus/http_body/image
+  "$(base64 <tests/golden/tiny-k3/image.png | tr -d '\n')" >fuzz/corpus/http_body/image
 printf '{"prompt":"a","temperature":0.5,"logit_bias":{"3":1}}' >fuzz/corpus/http_body/completion
 
 for target in "${targets[@]}"; do

@@ -82,7 +82,7 @@ pub fn run(args: VisionArgs, output: &Output) -> Result<Exit, Failure> {
         let start = Instant::now();
         tower.rows(&compute, &picture)?;
         seconds = seconds.min(start.elapsed().as_secs_f64());
-        // As many of them as one takes a tenth of a second or so: the best counts.
+        // One product takes a hundredth of the tower's time: several, for a fair best.
         for _ in 0..5 {
             let start = Instant::now();
             compute.run(|| matrix.apply(&compute, &x, &mut y));

@@ -253,7 +253,8 @@ impl FileLock {
     /// Locks the file, which need not exist, or says that another process holds it.
     pub fn acquire(path: &Path) -> Result<Self, FileError> {
         let mut name = path.as_os_str().to_owned();
-        name.push(".lock");
+        // `Cargo` must not meet `Cargo.lock`.
+        name.push(".waste-lock");
         let beside = PathBuf::from(name);
         match lock(&beside)? {
             Some(file) => Ok(FileLock { path: beside, file }),
@@ -264,8 +265,8 @@ impl FileLock {
 
 impl Drop for FileLock {
     fn drop(&mut self) {
-        // Only where `lock` sees that a file it opened has been removed.
-        if cfg!(unix) {
+        // Only where `lock` sees that a file it opened has been removed; and never what somebody has written.
+        if cfg!(unix) && self.file.metadata().is_ok_and(|meta| meta.len() == 0) {
             let _ = fs::remove_file(&self.path);
         }
         let _ = self.file.unlock();
@@ -336,12 +337,24 @@ mod tests {
         assert!(cfg!(windows) || names(dir.path()).is_empty(), "{:?}", names(dir.path()));
     }
 
+    #[test]
+    fn a_lock_removes_no_file_of_somebody_elses() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["Cargo.lock", "Cargo.waste-lock"] {
+            fs::write(dir.path().join(name), "mine").unwrap();
+        }
+        drop(FileLock::acquire(&dir.path().join("Cargo")).unwrap());
+        for name in ["Cargo.lock", "Cargo.waste-lock"] {
+            assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"mine", "{name}");
+        }
+    }
+
     #[cfg(unix)]
     #[test]
     fn a_lock_is_not_made_through_a_link() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        std::os::unix::fs::symlink(dir.path().join("elsewhere"), dir.path().join("s.lock")).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("elsewhere"), dir.path().join("s.waste-lock")).unwrap();
         assert!(matches!(FileLock::acquire(&path), Err(FileError::NotAFile { .. })));
         assert!(!dir.path().join("elsewhere").exists());
     }
